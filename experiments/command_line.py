@@ -117,7 +117,7 @@ def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
     for name, hint in typing.get_type_hints(type(value)).items():
         own, at = getattr(value, name), path + name.replace("_", "-")
         yield at, own
-        if dataclasses.is_dataclass(own) and (hint == Attention or not _is_union(hint)):
+        if _has_flags(own, hint):
             yield from _flagged(own, f"{at}.")
 
 
@@ -125,20 +125,11 @@ def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[s
     """The flags that turn `baseline` into `value`, keyed by field path."""
     changed = dict[str, list[str]]()
     for name, hint in typing.get_type_hints(type(value)).items():
-        value_here, baseline_value, field_path = (
-            getattr(value, name),
-            getattr(baseline, name),
-            f"{path}.{name}".lstrip("."),
-        )
-        has_flags = hint == Attention or not _is_union(hint)  # others are one flag
-        if (
-            dataclasses.is_dataclass(value_here)
-            and type(value_here) is type(baseline_value)
-            and has_flags
-        ):
-            changed |= changed_flags(value_here, baseline_value, field_path)
-        elif value_here != baseline_value:
-            changed[field_path] = _flag_tokens(field_path, value_here)
+        new, old, field_path = getattr(value, name), getattr(baseline, name), f"{path}{name}"
+        if _has_flags(new, hint) and type(new) is type(old):
+            changed |= changed_flags(new, old, f"{field_path}.")
+        elif new != old:
+            changed[field_path] = _flag_tokens(field_path, new)
     return changed
 
 
@@ -172,9 +163,8 @@ def _choose_attention_type(
             for argument in remaining:
                 argument_name, _, text = argument.partition("=")
                 if argument_name == flag:
-                    value = _parse_choice(
-                        text or next(remaining, "nothing"), typing.get_args(Attention)
-                    )
+                    text = text or next(remaining, "nothing")
+                    value = _parse_choice(text, typing.get_args(Attention))
                 else:
                     other_arguments.append(argument)
             arguments = other_arguments
@@ -215,7 +205,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
         metavar=f"{names} ..." if several else names,
         instance_from_str=read,
         is_instance=fits,
-        str_from_instance=lambda value: [_quoted_repr(v) for v in (value if several else [value])],
+        str_from_instance=lambda value: [_quoted(repr(v)) for v in (value if several else [value])],
     )
 
 
@@ -254,12 +244,8 @@ def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     return value
 
 
-def _quoted_repr(value: Any) -> str:
-    """A value's repr, shell-quoted where the shell needs it."""
-    return _quoted(repr(value))
-
-
 def _quoted(text: str) -> str:
+    """Python text in double quotes, which a shell keeps within single ones."""
     return text if '"' in text else text.replace("'", '"')
 
 
@@ -269,13 +255,9 @@ def _short_repr(value: Any) -> str:
         return f"({', '.join(map(_short_repr, value))}{',' * (len(value) == 1)})"
     if not dataclasses.is_dataclass(value):
         return repr(value)
-    fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-    field_texts = (
-        f"{f.name}={_short_repr(field_value)}"
-        for f, field_value in fields
-        if field_value != f.default
-    )
-    return f"{type(value).__name__}({', '.join(field_texts)})"
+    fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    texts = (f"{f.name}={_short_repr(x)}" for f, x in fields if x != f.default)
+    return f"{type(value).__name__}({', '.join(texts)})"
 
 
 def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
@@ -284,11 +266,8 @@ def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
     pending = list(hints)
     while pending:
         hint = pending.pop()
-        if (
-            isinstance(hint, type)
-            and dataclasses.is_dataclass(hint)
-            and hint not in by_name.values()
-        ):
+        is_class = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        if is_class and hint not in by_name.values():
             by_name[hint.__name__] = hint
             pending += typing.get_type_hints(hint).values()
         pending += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
@@ -296,8 +275,10 @@ def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
     return by_name
 
 
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+def _has_flags(value: Any, hint: Any) -> bool:
+    """Whether the fields of a value are flags; a value of another union is one flag."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return dataclasses.is_dataclass(value) and (hint == Attention or not is_union)
 
 
 def _signature(kind: type) -> str:

@@ -13,6 +13,7 @@ each with its end-of-text token. Each line of the file of choices is
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -24,7 +25,6 @@ import numpy as np
 from experiments.command_line import parse_args, readable_errors
 from experiments.evaluator import Evaluate, Evaluator, ScoringRequest
 from experiments.evaluator import load_evaluator as load_evaluator
-from experiments.training.run_config import check_output_file
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.generation import rolling_windows
@@ -61,6 +61,20 @@ def main(run: Evaluate) -> dict[str, Any]:
     if run.output is not None:
         write_figures(run.output, figures_by_kind)
     return figures_by_kind
+
+
+def check_output_file(path: Path) -> None:
+    """Check before a long computation that its output file can be written.
+
+    Raises:
+        ValueError: It is a folder, or it is not writable, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise ValueError(f"output must name a file; {str(path)!r} is a folder.")
+    if not path.parent.is_dir():
+        raise ValueError(f"output {path}: the folder {path.parent} does not exist.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"output {path} is not writable.")
 
 
 def write_figures(path: Path, figures: dict[str, Any]) -> None:

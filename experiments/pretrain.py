@@ -46,6 +46,7 @@ from experiments.training.run_config import (
     setup_devices,
 )
 from experiments.training.trainer import (
+    Evaluation,
     TrainData,
     TrainSetup,
     check_vocabulary,
@@ -120,11 +121,6 @@ class Pretrain(RunConfig):
                 "--chat-template needs a corpus of Instructions and a pretrained tokenizer: pass "
                 "--init FOLDER or --tokenizer FOLDER."
             )
-
-    @property
-    def fixed_on_resume(self) -> tuple[str, ...]:
-        """See `RunConfig.fixed_on_resume`; also what rows are made of."""
-        return (*super().fixed_on_resume, "chat_template", "held_out", "length")
 
     def files(self) -> dict[str, str]:
         """The chat template of --chat-template, if it is set."""
@@ -203,25 +199,15 @@ class TokenizationProgress:
 
 
 class PackedCorpus(NamedTuple):
-    """Packed training and evaluation rows, with their tokenizer and held-out documents.
-
-    Attributes:
-        tokenizer: Tokenizer.
-        template: Chat template of the instructions, if there are any.
-        stop: Tokens that end a text.
-        train: Rows to train on.
-        held_out: Rows to evaluate on.
-        held_out_documents: Documents of the held-out rows.
-        cache: Folder of the packed rows.
-    """
+    """Packed training and held-out rows, with their tokenizer and the held-out documents."""
 
     tokenizer: data.Tokenizer
-    template: data.ChatTemplate | None
-    stop: tuple[int, ...]
+    template: data.ChatTemplate | None  # of the instructions, if there are any
+    stop: tuple[int, ...]  # tokens that end a text
     train: data.AnyRows
     held_out: data.AnyRows
     held_out_documents: data.Documents
-    cache: Path
+    cache: Path  # folder of the packed rows
 
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
@@ -234,19 +220,16 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         setup = make_train_setup(run, output, length=run.length)
         corpus = prepare_corpus(own_beginning(run, output))
         check_vocabulary(run.model, corpus.tokenizer, init=run.init)
-        if run.epochs is not None:
-            run = with_epochs_as_steps(run, run.epochs, corpus.train)
-        run = with_fixed_schedule(run, output)
+        run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train), output)
         if run.sample_tokens is not None:
             encode_prompt(run, corpus)
         train_data = LanguageModelingData(run, corpus, setup)
         result = train_run(run, setup, train_data)
         if result is not None:
-            state, numbers = result
-            bits = numbers["final_held_out_bits_per_byte"]
+            params, metrics = result
+            bits = metrics["final_held_out_bits_per_byte"]
             print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {train_data.gzip:.3f}).")
-            if run.sample_tokens is not None:
-                print_sample(run, corpus, state.params, setup.mesh, run.sample_tokens)
+            print_sample(run, corpus, params, setup.mesh)
         if is_primary_process():
             lines = read_json_lines(output / "metrics.jsonl")
             plot_run(output / "run.png", lines, gzip=train_data.gzip)
@@ -263,11 +246,13 @@ def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
         )
 
 
-def with_epochs_as_steps(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
-    """Replace epochs by the equivalent number of steps."""
+def with_epochs_as_steps(run: Pretrain, rows: data.AnyRows) -> Pretrain:
+    """Replace epochs, if there are any, by the equivalent number of steps."""
+    if run.epochs is None:
+        return run
     # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
-    steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
-    print(f"Epochs: {epochs:g}, steps: {steps:,}.")
+    steps = math.ceil(Fraction(str(run.epochs)) * rows.epoch / run.batch_size)
+    print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
     return replace(run, steps=steps, epochs=None)
 
 
@@ -345,7 +330,7 @@ class LanguageModelingData(TrainData):
             data.Document(document.name, data.loss_text(document, corpus.tokenizer))
             for document in corpus.held_out_documents
         )
-        self._get_batch = batch_getter(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
+        self.get_batch = batch_getter(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
         self._eval_step = train_step.make_eval_step(setup.model, setup.mesh)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -353,13 +338,9 @@ class LanguageModelingData(TrainData):
         rows = {"train": self._corpus.train, "held_out": self._corpus.held_out}
         return {"data": {name: part.digest() for name, part in rows.items()}}
 
-    def get_batch(self, step: int) -> data.Batch:
-        """The sharded batch of step `step` + 1."""
-        return self._get_batch(step)
-
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> dict[str, float]:
+    ) -> Evaluation:
         """Bits per byte of an even sample of the held-out rows; after the last step, of all."""
         last, rows, train = step == self._run.steps, self._corpus.held_out, self._corpus.train
         sampled, num_rows = rows, self._run.evaluate_rows
@@ -371,16 +352,10 @@ class LanguageModelingData(TrainData):
         bits = float(F.bits_per_byte(nats * rows.num_targets / tokens, rows.num_bytes))
         progress.update(step, bits_per_byte=bits)
         if not last:
-            return {"held_out_bits_per_byte": bits}
-        return {
-            "final_held_out_bits_per_byte": bits,
-            "gzip_bits_per_byte": self.gzip,
-            "tokens_per_byte": train.num_targets / train.num_bytes,
-        }
-
-    def selection_loss(self, metrics: dict[str, float]) -> float:
-        """Bits per byte of the sample."""
-        return metrics["held_out_bits_per_byte"]
+            return Evaluation({"held_out_bits_per_byte": bits}, loss=bits)
+        metrics = {"final_held_out_bits_per_byte": bits, "gzip_bits_per_byte": self.gzip}
+        metrics["tokens_per_byte"] = train.num_targets / train.num_bytes
+        return Evaluation(metrics, loss=bits)
 
 
 def batch_getter(
@@ -439,18 +414,17 @@ def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
     return prompt
 
 
-def print_sample(
-    run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh, num_new_tokens: int
-) -> None:
-    """Print the model's continuation of the sample prompt."""
-    tokenizer = corpus.tokenizer
-    prompt = encode_prompt(run, corpus)
+def print_sample(run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh) -> None:
+    """Print the model's continuation of the sample prompt, if --sample-tokens is set."""
+    if run.sample_tokens is None:
+        return
+    tokenizer, prompt = corpus.tokenizer, encode_prompt(run, corpus)
     longest = run.model.max_length or run.length
     tokens = generate(
         run.model,
         params,
         np.asarray(prompt, np.int32),
-        max_new_tokens=min(num_new_tokens, longest - len(prompt)),
+        max_new_tokens=min(run.sample_tokens, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
         stop_tokens=corpus.stop if has_instructions(run.corpus) else (),

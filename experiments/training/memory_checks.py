@@ -30,24 +30,16 @@ def device_memory_limit() -> int | None:
     if device.platform != "cpu":
         return None
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (
-        CGROUP_LIMIT_FILE.is_file()
-        and (limit_text := CGROUP_LIMIT_FILE.read_text().strip()).isdigit()
-    ):
+    limit_text = CGROUP_LIMIT_FILE.read_text().strip() if CGROUP_LIMIT_FILE.is_file() else ""
+    if limit_text.isdigit():
         total_bytes = min(total_bytes, int(limit_text))
     return total_bytes // len(jax.local_devices())
 
 
 def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int) -> None:
-    """Print the estimated memory per device before allocation; raise if it does not fit.
+    """Print the estimated memory per device before allocation.
 
     The size of the activations is only printed; `check_compiled_memory` has the compiler's number.
-
-    Args:
-        run: The run.
-        mesh: Device mesh.
-        length: Row length in tokens; with an encoder, of the targets.
-        source_length: Tokens of the longest source.
 
     Raises:
         TooLargeError: Parameters, optimizer state and gradients alone do not fit.
@@ -70,10 +62,8 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
         f"Estimated memory per device: {needed.total / 2**20:.0f} MiB ({parts}); "
         f"{format_count(costs.num_parameters(run.model))} parameters."
     )
-    limit, persistent_bytes = (
-        device_memory_limit(),
-        needed.parameters + needed.optimizer + needed.gradients,
-    )
+    limit = device_memory_limit()
+    persistent_bytes = needed.parameters + needed.optimizer + needed.gradients
     if limit is not None and persistent_bytes > limit:
         raise TooLargeError(
             f"Parameters, optimizer state and gradients need {format_gib(persistent_bytes)} per "
@@ -82,25 +72,16 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
 
 
 def check_compiled_memory(compiled: jax.stages.Compiled, advice: Callable[[], str]) -> None:
-    """Raise if the compiled train step needs more memory than a device has.
-
-    Args:
-        compiled: The compiled train step.
-        advice: Function that returns text for the error message.
-
-    Raises:
-        TooLargeError: It needs more; the message has both numbers and the advice.
-    """
+    """Raise TooLargeError, with the advice, if the train step needs more than a device has."""
     memory, limit = compiled.memory_analysis(), device_memory_limit()
     if memory is None or limit is None:
         return
-    argument_bytes, temporary_bytes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    if argument_bytes + temporary_bytes > limit:
+    arguments, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    if arguments + temporary > limit:
         raise TooLargeError(
-            f"The train step needs {format_gib(argument_bytes + temporary_bytes)} per device "
-            f"({format_gib(argument_bytes)} for parameters, optimizer state and batch, "
-            f"{format_gib(temporary_bytes)} temporary), but a device has {format_gib(limit)}.\n"
-            f"{advice()}"
+            f"The train step needs {format_gib(arguments + temporary)} per device "
+            f"({format_gib(arguments)} for parameters, optimizer state and batch, "
+            f"{format_gib(temporary)} temporary), but a device has {format_gib(limit)}.\n{advice()}"
         )
 
 
@@ -124,13 +105,10 @@ def memory_saving_changes(run: RunConfig) -> Iterator[tuple[str, str, RunConfig]
     if run.remat != "full" or not run.scan:
         why = f"recompute activations in the backward pass (now {run.remat})"
         yield "--remat full --scan", why, replace(run, remat="full", scan=True)
-    doubled = 2 * run.gradient_accumulation_steps
-    why = f"smaller microbatches (now {run.gradient_accumulation_steps} accumulation steps)"
-    yield (
-        f"--gradient-accumulation-steps {doubled}",
-        why,
-        replace(run, gradient_accumulation_steps=doubled),
-    )
+    steps = run.gradient_accumulation_steps
+    changed = replace(run, gradient_accumulation_steps=2 * steps)
+    why = f"smaller microbatches (now {steps} accumulation steps)"
+    yield f"--gradient-accumulation-steps {2 * steps}", why, changed
     for axis, what in (("fsdp", "parameters and optimizer"), ("tensor", "heads and hidden width")):
         now = getattr(run.mesh, axis)
         data = run.mesh.data and max(1, run.mesh.data // 2)

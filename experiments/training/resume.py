@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ from jaxformer.training.signals import defer_signals, raise_on_signals
 
 RESUME_ARGUMENTS = (*RESUME_FLAGS, "--no-resume", "--no-resume-or-begin")
 
+# A resumed run may not change these fields, since they change its result. Devices, remat and scan
+# may change; they change rounding, and devices the random bits of dropout.
+FIXED_FIELDS = (
+    "model", "tokenizer", "chat_template", "held_out", "length", "source_lengths", "batch_size",
+    "group", "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
+    "expert_capacity_factor", "dtype", "seed",
+)  # fmt: skip
+
 
 def checkpoint_description(
     run: RunConfig, tokenizer: Tokenizer, fingerprint: dict[str, Any]
@@ -44,7 +52,7 @@ def checkpoint_description(
     run_json = json.loads(to_json(run))
     return {
         "config": run_json["model"],
-        "run": {name: run_json[name] for name in run.fixed_on_resume},
+        "run": {name: run_json[name] for name in FIXED_FIELDS if name in run_json},
         "tokenizer": tokenizer_digest(tokenizer),
         **fingerprint,
     }
@@ -134,15 +142,15 @@ def find_start_step(
     parallel.check_equal_across_processes(flatten(description))
     should_resume = run.resume
     if run.resume_or_begin:
-        should_resume = (
-            parallel.broadcast_from_process_0(lambda: str(bool(checkpoints.all_steps()))) == "True"
-        )
+        should_resume = process_0_decides(lambda: bool(checkpoints.all_steps()))
     if not should_resume:
         return 0
     step = checkpoints.latest_valid_step(lambda message: print(message, file=sys.stderr))
     check_unchanged(checkpoints.read_description(step), description)
     checkpoints.delete_old()
-    if step > run.steps or (step == run.steps and has_final_evaluation(output, step)):
+    if step > run.steps or (
+        step == run.steps and process_0_decides(lambda: has_final_evaluation(output, step))
+    ):
         if run.resume_or_begin and step == run.steps:
             print(f"{output} is already complete: it has {step} steps.")
             return None
@@ -167,14 +175,15 @@ def check_unchanged(saved_description: dict[str, Any], description: dict[str, An
 
 def has_final_evaluation(output: Path, step: int) -> bool:
     """Whether the final evaluation of the run is in metrics.jsonl."""
+    file = output / "metrics.jsonl"
+    lines = read_json_lines(file) if file.exists() else []
+    last = (line for line in lines if line["step"] == step)
+    return any(name.startswith("final_") for line in last for name in line)
 
-    def check() -> str:
-        file = output / "metrics.jsonl"
-        lines = read_json_lines(file) if file.exists() else []
-        last = (line for line in lines if line["step"] == step)
-        return str(any(name.startswith("final_") for line in last for name in line))
 
-    return parallel.broadcast_from_process_0(check) == "True"
+def process_0_decides(condition: Callable[[], bool]) -> bool:
+    """The condition on process 0, which all processes follow."""
+    return parallel.broadcast_from_process_0(lambda: str(condition())) == "True"
 
 
 @contextlib.contextmanager

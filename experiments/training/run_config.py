@@ -144,18 +144,6 @@ class RunConfig:
         """Name of the program, for commands and folder names."""
         return type(self).__name__.lower()
 
-    @property
-    def fixed_on_resume(self) -> tuple[str, ...]:
-        """Fields that a resumed run may not change, since they change its result.
-
-        Devices, remat and scan may change; they change rounding, and devices the random bits of
-        dropout.
-        """
-        return (
-            *("model", "tokenizer", "batch_size", "gradient_accumulation_steps", "schedule_steps"),
-            *("optimizer", "objective", "expert_capacity_factor", "dtype", "seed"),
-        )
-
     def files(self) -> dict[str, str]:
         """Additional files for the output folder: their contents, by name."""
         return {}
@@ -207,20 +195,6 @@ def check_uses(
             raise ValueError(f"{flag[name]} and {flag[other]} cannot be combined.")
 
 
-def check_output_file(path: Path) -> None:
-    """Check before a long computation that its output file can be written.
-
-    Raises:
-        ValueError: It is a folder, or it is not writable, or its folder does not exist.
-    """
-    if path.is_dir():
-        raise ValueError(f"output must name a file; {str(path)!r} is a folder.")
-    if not path.parent.is_dir():
-        raise ValueError(f"output {path}: the folder {path.parent} does not exist.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"output {path} is not writable.")
-
-
 def print_run(
     run: AnyRunConfig,
     runs: Mapping[str, AnyRunConfig],
@@ -241,16 +215,14 @@ def print_run(
     if run.init is not None:
         init_flags = ["--init", run.init]
         runs = {name: _begun(named, run, init_run) for name, named in runs.items()}
-    flags_by_run = {name: changed_flags(run, named) for name, named in runs.items()}
-    name = min(flags_by_run, key=lambda name: len(flags_by_run[name]))
+    changes = {name: [*changed_flags(run, named).values()] for name, named in runs.items()}
+    name = min(changes, key=lambda name: len(changes[name]))
     if run.show == "all":
         print(pprint.pformat(run, width=100), flush=True)
     else:
-        lines = [shlex.join([name, *init_flags]), *map(shlex.join, flags_by_run[name].values())]
+        lines = [shlex.join([name, *init_flags]), *map(shlex.join, changes[name])]
         print("Run: " + "\n  ".join(lines), flush=True)
-    rerun_flags = [
-        x for x in flags_by_run[name].values() if x[0] not in ("--output", *RESUME_FLAGS)
-    ]
+    rerun_flags = [x for x in changes[name] if x[0] not in ("--output", *RESUME_FLAGS)]
     words = [name] * (name != next(iter(runs))) + init_flags
     words += chain(*(("--import", module) for module in IMPORTED_MODULES))
     return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*rerun_flags)])

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -139,24 +139,29 @@ def check_vocabulary(
     )
 
 
+class Evaluation(NamedTuple):
+    """Metrics of an evaluation, and the loss by which the best checkpoint is selected."""
+
+    metrics: dict[str, float]
+    loss: float
+
+
 class TrainData(Protocol):
     """What a run trains with and is evaluated on.
 
     Attributes:
         tokenizer: Tokenizer, which is saved beside the checkpoints.
         sequence_length: Row length in tokens; with an encoder, of the targets.
+        get_batch: Function of k that returns the sharded batch of step k + 1.
     """
 
     tokenizer: Tokenizer
     sequence_length: int
+    get_batch: Callable[[int], AnyBatch]
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data of a resumed run, beside the settings of the run."""
         return {}
-
-    def get_batch(self, step: int) -> AnyBatch:
-        """The sharded batch of step `step` + 1."""
-        ...
 
     def batch_of_each_shape(self, step: int) -> Iterable[AnyBatch]:
         """One batch of each shape, for which the train step is compiled."""
@@ -164,24 +169,20 @@ class TrainData(Protocol):
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> dict[str, float]:
-        """Evaluate the parameters after a step; returns metrics."""
-        ...
-
-    def selection_loss(self, metrics: dict[str, float]) -> float:
-        """The loss by which the best checkpoint is selected, from the metrics of an evaluation."""
+    ) -> Evaluation:
+        """Evaluate the parameters after a step."""
         ...
 
 
 def train_run(
     run: RunConfig, setup: TrainSetup, train_data: TrainData
-) -> tuple[train_step.TrainState, dict[str, float]] | None:
+) -> tuple[Any, dict[str, float]] | None:
     """Train up to `run.steps`, with logging, evaluation and checkpoints.
 
     If the run ends early, the process ends with a message; see `report_early_end`.
 
     Returns:
-        The final state and the metrics of the final evaluation; None if the run was already
+        The final parameters and the metrics of their evaluation; None if the run was already
         complete.
 
     Raises:
@@ -210,7 +211,7 @@ def train_run(
         ):
             recorder = Recorder(run, train_data, checkpoints, description, metrics, progress)
             state = run_steps(recorder, update, meter, state, start_step)
-            return state, recorder.evaluate(run.steps, state.params)
+            return state.params, recorder.evaluate(run.steps, state.params).metrics
 
 
 class Recorder(NamedTuple):
@@ -236,11 +237,11 @@ class Recorder(NamedTuple):
             numbers["gradient_norm"] = result.gradient_norm
             self.metrics.write(result.step, {**numbers, **skipped})
 
-    def evaluate(self, step: int, params: Any) -> dict[str, float]:
+    def evaluate(self, step: int, params: Any) -> Evaluation:
         """Evaluate the parameters and write the metrics."""
-        numbers = self.train_data.evaluate(step, params, self.checkpoints, self.progress)
-        self.metrics.write(step, numbers)
-        return numbers
+        evaluation = self.train_data.evaluate(step, params, self.checkpoints, self.progress)
+        self.metrics.write(step, evaluation.metrics)
+        return evaluation
 
     def save(self, step: int, state: train_step.TrainState, loss: float | None) -> None:
         """Save a checkpoint, and upload the small files of a run in an object store."""
@@ -282,7 +283,7 @@ def run_steps(
             loss = None
             if step % run.evaluate_every == 0 and step < run.steps:
                 # Before saving, so that a run resumed from this checkpoint has its metrics.
-                loss = train_data.selection_loss(recorder.evaluate(step, state.params))
+                loss = recorder.evaluate(step, state.params).loss
             if step % run.save_every == 0 or step == run.steps or signals.stop_requested:
                 recorder.save(step, state, loss)
             if signals.stop_requested:
@@ -374,8 +375,8 @@ def init_or_restore_state(
             print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)
-    abstract = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
-    state = checkpoints.restore(start_step, abstract)
+    abstract_state = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
+    state = checkpoints.restore(start_step, abstract_state)
     print(f"Resumed from step {start_step}.")
     return state
 
@@ -417,20 +418,12 @@ class ThroughputMeter:
     """
 
     def __init__(self, run: RunConfig, mesh: Mesh, *, length: int):
-        """Start the clock.
-
-        Args:
-            run: The run.
-            mesh: Device mesh.
-            length: Row length in tokens.
-        """
-        self.tokens, self.mfu_per_token = run.batch_size * length, None
+        """Start the clock; `length` is the row length in tokens."""
+        self.tokens, self.mfu_per_token = run.batch_size * length, None  # at one token per second
         chip = chip_from_device_kind(mesh.devices.flat[0].device_kind)
         if chip is not None and isinstance(run.model.topology, Decoder):
             flops_per_token = costs.training_flops_per_token(run.model, length)
-            self.mfu_per_token = flops_per_token / (
-                chip.peak_flops * mesh.size
-            )  # MFU at one token per second
+            self.mfu_per_token = flops_per_token / (chip.peak_flops * mesh.size)
         self._rates_from = jax.jit(
             jax.vmap(learning_rate_schedule(run.optimizer, run.planned_steps))
         )
@@ -475,10 +468,8 @@ class ThroughputMeter:
         shared = {"tokens_per_second": speed}
         if self.mfu_per_token is not None:
             shared["mfu"] = speed * self.mfu_per_token
+        rates = [self.learning_rate(result.step) for result in results]
         return [
-            (
-                result,
-                {"loss": result.loss, "learning_rate": self.learning_rate(result.step), **shared},
-            )
-            for result in results
+            (result, {"loss": result.loss, "learning_rate": rate, **shared})
+            for result, rate in zip(results, rates, strict=True)
         ]

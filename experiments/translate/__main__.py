@@ -27,6 +27,7 @@ from experiments.load_model import run_from_checkpoint
 from experiments.training.resume import load_resumed_run, own_beginning, with_fixed_schedule
 from experiments.training.run_config import open_output_folder, print_run, setup_devices
 from experiments.training.trainer import (
+    Evaluation,
     TrainData,
     TrainSetup,
     check_vocabulary,
@@ -128,7 +129,7 @@ class DateData(TrainData):
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> dict[str, float]:
+    ) -> Evaluation:
         """Exact match; after the last step of averaged parameters, also with beam search."""
         run, last = self._run, step == self._run.steps
         dates = held_out_dates(run, run.held_out_texts if last else run.evaluate_texts)
@@ -142,11 +143,8 @@ class DateData(TrainData):
         shares = {name: exact_match(dates, texts) for name, texts in self.decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         progress.print(f"step {step:,}: exact match {shown} of {len(dates)} held-out texts")
-        return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
-
-    def selection_loss(self, metrics: dict[str, float]) -> float:
-        """Minus the share of greedily decoded texts that are right."""
-        return -metrics["exact_greedy"]
+        metrics = {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
+        return Evaluation(metrics, loss=-shares["greedy"])
 
 
 def average_checkpoints(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:

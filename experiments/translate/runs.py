@@ -65,11 +65,6 @@ class Translate(RunConfig):
                 f"Translation needs the topology EncoderDecoder; got {self.model.topology}."
             )
 
-    @property
-    def fixed_on_resume(self) -> tuple[str, ...]:
-        """See `RunConfig.fixed_on_resume`; also the shapes and the order of the pairs."""
-        return (*super().fixed_on_resume, "source_lengths", "group")
-
 
 def first_transformer(
     *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
