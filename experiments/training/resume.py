@@ -195,11 +195,9 @@ def report_early_end(
     One of several processes exits at once, as it would wait for the others forever. JAX may abort
     it before that, so with several processes the command is also printed at the start.
     """
-    is_distributed = jax.process_count() > 1
-    if is_distributed:
-        mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
+    if jax.process_count() > 1:
         words = "If one process stops, all stop. To resume, start every process again with:"
-        print_error(f"{words}\n  {resume_command(run, mode, '--output', str(output))}")
+        print_error(f"{words}\n  {resume_command(run, output)}")
     try:
         with raise_on_signals():
             yield
@@ -207,10 +205,11 @@ def report_early_end(
         with defer_signals():
             checkpoints.wait_until_finished()
         has_checkpoint = checkpoints.latest_step() is not None
-        mode = "--resume" if has_checkpoint and not run.resume_or_begin else "--resume-or-begin"
-        command = resume_command(run, mode, "--output", str(output))
-        print_error(f"\nInterrupted. {last_checkpoint_text(checkpoints, output)}")
-        print_error(f"To {'resume' if has_checkpoint else 'start again'}:\n  {command}")
+        print_error(
+            f"\nInterrupted. {last_checkpoint_text(checkpoints, output)}\n"
+            f"To {'resume' if has_checkpoint else 'start again'}:\n"
+            f"  {resume_command(run, output, has_checkpoint=has_checkpoint)}"
+        )
         raise SystemExit(getattr(error, "status", INTERRUPTED_STATUS)) from None
     except TooManySkipsError as error:
         checkpoints.wait_until_finished()
@@ -220,17 +219,22 @@ def report_early_end(
             "--skip-step.max-norm-ratio; a new run with a lower peak learning rate usually helps."
         )
     except (TooLargeError, jax.errors.JaxRuntimeError, OSError) as error:
-        checkpoint_text, reason = last_checkpoint_text(checkpoints, output), str(error)
-        if isinstance(error, TooLargeError):
-            exit_with_error(f"{error}\n{checkpoint_text}")
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            reason = reason.splitlines()[0][:200]
-        if is_out_of_memory(error):
-            exit_with_error(
-                f"A device is out of memory: {reason}\n{memory_advice(run)}\n{checkpoint_text}"
-            )
-        if not is_distributed:
-            raise
+        exit_if_explained(run, error, last_checkpoint_text(checkpoints, output))
+        raise
+
+
+def exit_if_explained(run: RunConfig, error: Exception, checkpoint_text: str) -> None:
+    """End the process with a message if memory or the other processes may be the cause."""
+    if isinstance(error, TooLargeError):
+        exit_with_error(f"{error}\n{checkpoint_text}")
+    reason = str(error)
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        reason = reason.splitlines()[0][:200]
+    if is_out_of_memory(error):
+        exit_with_error(
+            f"A device is out of memory: {reason}\n{memory_advice(run)}\n{checkpoint_text}"
+        )
+    if jax.process_count() > 1:
         print_error(
             f"\nerror: Communication with the other processes failed: {reason}\n{checkpoint_text}"
         )
@@ -250,12 +254,13 @@ def last_checkpoint_text(checkpoints: Checkpoints, output: epath.PathLike) -> st
     return f"The last good checkpoint is {latest} in {output}."
 
 
-def resume_command(run: RunConfig, *extra: str) -> str:
-    """The command of this process, with its resume flag and output replaced by `extra`."""
-    arguments_kept, arguments = list[str](), iter(sys.argv[1:])
+def resume_command(run: RunConfig, output: epath.PathLike, *, has_checkpoint: bool = True) -> str:
+    """The command of this process, which resumes from the output folder or starts there again."""
+    mode = "--resume" if has_checkpoint and not run.resume_or_begin else "--resume-or-begin"
+    words, arguments = ["python", "-m", f"experiments.{run.name}"], iter(sys.argv[1:])
     for argument in arguments:
         if argument == "--output":
             next(arguments, None)
         elif argument not in RESUME_ARGUMENTS and not argument.startswith("--output="):
-            arguments_kept.append(argument)
-    return shlex.join(["python", "-m", f"experiments.{run.name}", *arguments_kept, *extra])
+            words.append(argument)
+    return shlex.join([*words, mode, "--output", str(output)])

@@ -170,7 +170,7 @@ class TrainData(Protocol):
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
     ) -> Evaluation:
-        """Evaluate the parameters after a step."""
+        """Evaluate the parameters after a step; `checkpoints` are those of the run so far."""
         ...
 
 
@@ -209,8 +209,8 @@ def train_run(
             MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
             Progress(run.steps, start_step=start_step, title=title) as progress,
         ):
-            recorder = Recorder(run, train_data, checkpoints, description, metrics, progress)
-            state = run_steps(recorder, update, meter, state, start_step)
+            recorder = Recorder(run, train_data, checkpoints, description, meter, metrics, progress)
+            state = run_steps(recorder, update, state, start_step)
             return state.params, recorder.evaluate(run.steps, state.params).metrics
 
 
@@ -221,21 +221,23 @@ class Recorder(NamedTuple):
     train_data: TrainData
     checkpoints: Checkpoints
     description: dict[str, Any]
+    meter: "ThroughputMeter"
     metrics: MultiWriter
     progress: Progress
 
-    def log(self, result: loop.StepResult, numbers: dict[str, float]) -> None:
-        """Show the metrics of a finished step, and write those of every `log_every` steps."""
-        self.progress.update(result.step, **numbers)
-        if result.num_consecutive_skips:
-            self.progress.print(
-                f"step {result.step:,}: update skipped (loss {result.loss:.4g}, gradient norm "
-                f"{result.gradient_norm:.4g}); {result.num_skipped} skipped so far"
-            )
-        if result.step % self.run.log_every == 0 or result.step == self.run.steps:
-            skipped = {"skipped_updates": result.num_skipped} if result.num_skipped else {}
-            numbers["gradient_norm"] = result.gradient_norm
-            self.metrics.write(result.step, {**numbers, **skipped})
+    def log(self, results: list[loop.StepResult]) -> None:
+        """Show the metrics of finished steps, and write those of every `log_every` steps."""
+        for result, numbers in self.meter.step_metrics(results):
+            self.progress.update(result.step, **numbers)
+            if result.num_consecutive_skips:
+                self.progress.print(
+                    f"step {result.step:,}: update skipped (loss {result.loss:.4g}, gradient norm "
+                    f"{result.gradient_norm:.4g}); {result.num_skipped} skipped so far"
+                )
+            if result.step % self.run.log_every == 0 or result.step == self.run.steps:
+                skipped = {"skipped_updates": result.num_skipped} if result.num_skipped else {}
+                numbers["gradient_norm"] = result.gradient_norm
+                self.metrics.write(result.step, {**numbers, **skipped})
 
     def evaluate(self, step: int, params: Any) -> Evaluation:
         """Evaluate the parameters and write the metrics."""
@@ -251,18 +253,14 @@ class Recorder(NamedTuple):
 
 
 def run_steps(
-    recorder: Recorder,
-    update: Any,
-    meter: "ThroughputMeter",
-    state: train_step.TrainState,
-    start_step: int,
+    recorder: Recorder, update: Any, state: train_step.TrainState, start_step: int
 ) -> train_step.TrainState:
     """Run the steps after `start_step`; returns the final state.
 
     Raises:
         Interrupted: A signal arrived; the state after the current step is being saved.
     """
-    run, train_data = recorder.run, recorder.train_data
+    run = recorder.run
 
     def should_pause(step: int) -> bool:
         return step % run.evaluate_every == 0 or step % run.save_every == 0
@@ -271,15 +269,14 @@ def run_steps(
         steps = loop.train_steps(
             state,
             update,
-            train_data.get_batch,
+            recorder.train_data.get_batch,
             start_step=start_step,
             stop_step=run.steps,
             should_sync=lambda step: signals.should_stop(step) or should_pause(step),
             max_consecutive_skips=run.skip_step.max_consecutive_skips,
         )
         for step, state, results in steps:
-            for result, numbers in meter.step_metrics(results):
-                recorder.log(result, numbers)
+            recorder.log(results)
             loss = None
             if step % run.evaluate_every == 0 and step < run.steps:
                 # Before saving, so that a run resumed from this checkpoint has its metrics.
@@ -289,7 +286,7 @@ def run_steps(
             if signals.stop_requested:
                 raise signals.to_error()
             if should_pause(step):
-                meter.reset()
+                recorder.meter.reset()
         if signals.should_stop(run.steps + 1):  # received while the last state was saved
             raise signals.to_error()
     return state
@@ -419,14 +416,13 @@ class ThroughputMeter:
 
     def __init__(self, run: RunConfig, mesh: Mesh, *, length: int):
         """Start the clock; `length` is the row length in tokens."""
-        self.tokens, self.mfu_per_token = run.batch_size * length, None  # at one token per second
+        self.tokens, self.mfu_per_token = run.batch_size * length, None
         chip = chip_from_device_kind(mesh.devices.flat[0].device_kind)
         if chip is not None and isinstance(run.model.topology, Decoder):
             flops_per_token = costs.training_flops_per_token(run.model, length)
-            self.mfu_per_token = flops_per_token / (chip.peak_flops * mesh.size)
-        self._rates_from = jax.jit(
-            jax.vmap(learning_rate_schedule(run.optimizer, run.planned_steps))
-        )
+            self.mfu_per_token = flops_per_token / (chip.peak_flops * mesh.size)  # per second
+        schedule = learning_rate_schedule(run.optimizer, run.planned_steps)
+        self._rates_from = jax.jit(jax.vmap(schedule))
         self._rates: tuple[int, Any] = -1, None
         self.reset()
 
