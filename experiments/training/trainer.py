@@ -202,14 +202,9 @@ def train_run(
         update = compile_train_step(run, setup, optimizer, batches)
         state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
         write_run_files(run, setup.local_folder, train_data.tokenizer, start_step)
-        meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
-        num_parameters = format_count(costs.num_parameters(run.model))
-        title = f"{num_parameters} parameters, {setup.mesh.size} device(s)"
-        with (
-            MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
-            Progress(run.steps, start_step=start_step, title=title) as progress,
-        ):
-            recorder = Recorder(run, train_data, checkpoints, description, meter, metrics, progress)
+        with open_recorder(
+            run, setup, train_data, checkpoints, description, start_step
+        ) as recorder:
             state = run_steps(recorder, update, state, start_step)
             return state.params, recorder.evaluate(run.steps, state.params).metrics
 
@@ -250,6 +245,26 @@ class Recorder(NamedTuple):
         self.checkpoints.save(step, state, self.description, loss=loss)
         if parallel.is_primary_process() and self.run.output is not None:
             stores.upload(self.run.output)
+
+
+@contextlib.contextmanager
+def open_recorder(
+    run: RunConfig,
+    setup: TrainSetup,
+    train_data: TrainData,
+    checkpoints: Checkpoints,
+    description: dict[str, Any],
+    start_step: int,
+) -> Iterator[Recorder]:
+    """Open the metric writers and the progress display."""
+    meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
+    num_parameters = format_count(costs.num_parameters(run.model))
+    title = f"{num_parameters} parameters, {setup.mesh.size} device(s)"
+    with (
+        MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
+        Progress(run.steps, start_step=start_step, title=title) as progress,
+    ):
+        yield Recorder(run, train_data, checkpoints, description, meter, metrics, progress)
 
 
 def run_steps(
