@@ -181,7 +181,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
     kinds = allowed_types(hint)
-    members = typing.get_args(hint) if _is_union(hint) else (hint,)
+    members = typing.get_args(hint) or (hint,)
     # A protocol of which no option is imported yet is no dataclass, but a choice.
     protocols = [m for m in members if isinstance(m, type) and issubclass(m, Option)]
     is_one_class = kinds == (hint,) and not several  # its fields are flags

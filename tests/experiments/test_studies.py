@@ -346,7 +346,7 @@ def test_any_field_of_a_run_is_an_axis(small, path, text, value):
         (
             "model.norm",
             ["LaterNorm()"],
-            r"Cannot parse 'LaterNorm\(\)': expected .* or one of .*LayerN",
+            r"Cannot parse 'LaterNorm\(\)': expected .* Options are LayerN",
         ),
     ],
 )
