@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
-from jaxformer.config.attention.checks import check_shared_bias
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.mixer import Mixer
@@ -17,8 +16,9 @@ from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.layer import Layer, LayerConfig
+from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.positions import BlockSparse, Positions, Rope, Sinusoid, TransformerXL
+from jaxformer.config.positions import Positions, Rope
 from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
 from jaxformer.config.tiny import (
@@ -121,80 +121,7 @@ class TransformerConfig:
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_nonempty(self, "feed_forward")
-        require(
-            len(self.first_layers) <= self.num_layers,
-            f"num_layers must be at least the number of first_layers, {len(self.first_layers)}; "
-            f"got {self.num_layers}.",
-        )
-        first_kinds = [layer.attention for layer in self.first_layers]
-        decoder_kinds = (*first_kinds, *self.attention_kinds)
-        check_shared_bias(decoder_kinds)
-        attentions = [*decoder_kinds, *self.encoder_config.attention_kinds]
-        has_block_sparse = any(
-            isinstance(window, BlockSparse) for a in attentions for window in a.windows
-        )
-        require(
-            not has_block_sparse or isinstance(self.topology, Decoder),
-            f"BlockSparse windows are causal, so they need a Decoder; got {self.topology}.",
-        )
-        position_options = [self.embedding.positions, *(p for a in attentions for p in a.positions)]
-        for kind in position_options:
-            require(
-                not isinstance(kind, Sinusoid | TransformerXL) or self.model_dim % 2 == 0,
-                f"{type(kind).__name__} needs an even model_dim for pairs of sine and cosine; "
-                f"got {self.model_dim}.",
-            )
-        is_tensor2tensor = (
-            isinstance(position_options[0], Sinusoid)
-            and position_options[0].layout == "tensor2tensor"
-        )
-        require(
-            not is_tensor2tensor or self.model_dim >= 4,
-            "Sinusoid's tensor2tensor layout needs at least 2 pairs of sine and cosine, so "
-            f"model_dim must be at least 4; got {self.model_dim}.",
-        )
-        recurrent_kind = next((type(a).__name__ for a in attentions if a.is_recurrent), None)
-        require(
-            recurrent_kind is None or isinstance(self.topology, Decoder),
-            f"{recurrent_kind} is causal, so it needs a Decoder; got {self.topology}.",
-        )
-        require(
-            recurrent_kind is None or self.dropout.attention == 0,
-            f"{recurrent_kind} has no attention weights, so dropout.attention must be 0; got "
-            f"{self.dropout.attention}.",
-        )
-        branches = [layer.feed_forward for layer in self.first_layers]
-        for branch in (*branches, *self.feed_forward, *self.encoder_config.feed_forward):
-            require(
-                branch.has_hidden_dropout or self.dropout.feed_forward == 0,
-                f"{type(branch).__name__} has no hidden dropout, so dropout.feed_forward must be "
-                f"0; got {self.dropout.feed_forward}.",
-            )
-        other_kinds = [type(a).__name__ for a in decoder_kinds if type(a) is not MultiHead]
-        require(
-            not (other_kinds and self.topology.is_encoder_decoder),
-            "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
-            f"{', '.join(other_kinds)}. (The encoder may use another kind.)",
-        )
-        for layer in (*self.distinct_layers, *self.encoder_config.distinct_layers):
-            num_branches = layer.attention.is_branch + layer.feed_forward.is_branch
-            require(
-                num_branches > 0, f"A layer needs attention or a feed-forward network; got {layer}."
-            )
-            require(
-                num_branches == 2 or self.block == "serial",
-                f"A layer with one branch needs the serial block; got {self.block!r}.",
-            )
-        out_of_range = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
-        require(
-            not out_of_range,
-            f"head.masked_ids must be from 0 to vocab_size - 1 = {self.vocab_size - 1}; "
-            f"got {out_of_range}.",
-        )
-        require(
-            len(set(self.head.masked_ids)) < self.vocab_size,
-            f"head.masked_ids must leave at least one id; it masks all {self.vocab_size}.",
-        )
+        check_model(self)
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:

@@ -1,8 +1,7 @@
 """Stack of layers: `nn.scan` over repetitions of the layer pattern."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +52,29 @@ NO_CACHE: Any = LayerCache(None)
 SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
 
 
+class StackInputs(NamedTuple):
+    """What the layers read besides x.
+
+    Attributes:
+        layer_inputs: Inputs of each of the first layers and of one repetition of the pattern.
+        cache_updates: Cache update of each of these layers.
+        encoder_output: Last hidden vectors of the encoder, if there are any to read.
+        cross_inputs: Inputs of cross-attention.
+    """
+
+    layer_inputs: tuple[LayerInputs, ...]
+    cache_updates: tuple[CacheUpdate | None, ...]
+    encoder_output: Float[Array, "*batch S D"] | None
+    cross_inputs: AttentionInputs
+
+    def of_layers(self, indices: range) -> "StackInputs":
+        """Return the inputs of these layers."""
+        layers = slice(indices.start, indices.stop)
+        return self._replace(
+            layer_inputs=self.layer_inputs[layers], cache_updates=self.cache_updates[layers]
+        )
+
+
 class LayerGroup(nn.Module):
     """The blocks of some layers: one repetition of the pattern, or layers outside the scan."""
 
@@ -65,28 +87,27 @@ class LayerGroup(nn.Module):
     def __call__(
         self,
         carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
-        inputs_and_updates: tuple[tuple[LayerInputs, ...], tuple[CacheUpdate | None, ...]],
-        encoder_output: Float[Array, "*batch S D"] | None,
-        cross_inputs: AttentionInputs,
+        inputs: StackInputs,
         scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
         """Return x and the self-attention caches as carry, and new cross-attention caches.
 
         `scanned` is the index of this repetition and the cross-attention caches of its layers. The
-        new caches hold the keys and values of `encoder_output`, if it is given.
+        new caches hold the keys and values of the encoder's output, if there is one.
         """
         block, policy = Block, REMAT_POLICIES[self.runtime.remat]
         if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
         (x, caches), (index, cached_sources) = carry, scanned
-        self_caches, cross_caches = [], []
-        for i, (inputs, update) in enumerate(zip(*inputs_and_updates, strict=True)):
-            layer = block(
-                self.config, self.layer_configs[i], self.runtime, self.causal, name=f"layer_{i}"
-            )
+        encoder_output, self_caches, cross_caches = inputs.encoder_output, [], []
+        for i, layer_config in enumerate(self.layer_configs):
+            layer = block(self.config, layer_config, self.runtime, self.causal, name=f"layer_{i}")
             cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
+            update = inputs.cache_updates[i]
             update = None if update is None else replace(update, layer_index=index)
-            x, cache = layer(x, inputs, encoder_output, cross_inputs, cache, update)
+            x, cache = layer(
+                x, inputs.layer_inputs[i], encoder_output, inputs.cross_inputs, cache, update
+            )
             self_caches.append(None if cache is None else cache.self_attention)
             cross_caches.append(
                 None if cache is None or encoder_output is None else cache.cross_attention
@@ -119,11 +140,9 @@ class Stack(nn.Module):
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
-        num_first, pattern_length = len(self.config.first_layers), self.config.pattern_length
-        repeats, remainder = self.config.count_repeats(self.num_layers)
         if not self.is_mutable_collection("params"):
-            self.check_depth(repeats, remainder)
-        inputs, cache_updates, positions = make_layer_inputs(
+            self.check_depth()
+        layer_inputs, cache_updates, positions = make_layer_inputs(
             self.config,
             self.runtime,
             token_positions,
@@ -134,82 +153,70 @@ class Stack(nn.Module):
             contiguous_positions=contiguous_positions,
             num_axes=x.ndim + 1,
         )
-        if cache is None:
-            first_caches, group_caches, remainder_caches = (
-                (NO_CACHE,) * count for count in (num_first, pattern_length, remainder)
-            )
-        else:
-            first_caches, group_caches, remainder_caches = (
-                cache.first_layers,
-                cache.layers,
-                cache.tail,
-            )
-        unrolled_runtime = replace(self.runtime, scan=False)  # for layers outside a loop
+        inputs = StackInputs(layer_inputs, cache_updates, encoder_output, cross_inputs)
         x = sow_and_perturb(self, "stack_input", x)
-
-        def run_group(
-            group: Callable[..., LayerGroup],
-            name: str,
-            first: int,
-            x: Array,
-            caches: Any,
-            index: Array | None = None,
-        ) -> Any:
-            """Apply the layers from `first` on to x and their caches."""
-            stop = first + len(caches)
-            runtime = self.runtime if repeats > 1 and index is not None else unrolled_runtime
-            layers = group(
-                self.config,
-                tuple(map(self.config.layer, range(first, stop))),
-                self.causal,
-                runtime,
-                name=name,
-            )
-            self_caches, cross_caches = zip(*caches, strict=True)
-            (x, self_caches), new_cross_caches = layers(
-                (x, self_caches),
-                (inputs[first:stop], cache_updates[first:stop]),
-                encoder_output,
-                cross_inputs,
-                (index, cross_caches),
-            )
-            cross_caches = cross_caches if encoder_output is None else new_cross_caches
-            return x, tuple(map(LayerCache, self_caches, cross_caches))
-
-        if num_first:
-            x, first_caches = run_group(LayerGroup, "first_layers", 0, x, first_caches)
-        if repeats:
-            scan = nn.scan(
-                LayerGroup,
-                variable_axes=dict.fromkeys(SCANNED_COLLECTIONS, 0),
-                metadata_params={nn.PARTITION_NAME: "layers"},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches are carried
-                length=repeats,
-                unroll=1 if self.runtime.scan else repeats,
-                check_constancy_invariants=self.is_initializing(),  # it traces again
-            )
-            x, group_caches = run_group(
-                scan, "layers", num_first, x, group_caches, jnp.arange(repeats)
-            )
-        if remainder:
-            x, remainder_caches = run_group(LayerGroup, "tail", num_first, x, remainder_caches)
+        new_caches: dict[str, Any] = {}
+        for name, indices in self.layer_groups().items():
+            caches = (NO_CACHE,) * len(indices) if cache is None else getattr(cache, name)
+            x, new_caches[name] = self.run_group(name, indices, x, inputs, caches)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
-        if cache is not None:
-            cache = cache._replace(
-                first_layers=first_caches,
-                layers=group_caches,
-                tail=remainder_caches,
-                positions=positions,
-            )
-        return x, cache
+        return x, cache and cache._replace(**new_caches, positions=positions)
 
-    def check_depth(self, repeats: int, remainder: int) -> None:
+    def layer_groups(self) -> dict[str, range]:
+        """Indices of the layers of each group; of the pattern, those of one repetition."""
+        first, period = len(self.config.first_layers), self.config.pattern_length
+        repeats, remainder = self.config.count_repeats(self.num_layers)
+        groups = (
+            range(first),
+            range(first, first + period * min(repeats, 1)),
+            range(first, first + remainder),
+        )
+        return {name: layers for name, layers in zip(LAYER_GROUPS, groups, strict=True) if layers}
+
+    def run_group(
+        self,
+        name: str,
+        indices: range,
+        x: Float[Array, "*batch T D"],
+        inputs: StackInputs,
+        caches: tuple[LayerCache, ...],
+    ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...]]:
+        """Apply a group of layers; return x and their caches."""
+        group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
+        if name == "layers":
+            repeats, _ = self.config.count_repeats(self.num_layers)
+            group, index = self.scan_over(repeats), jnp.arange(repeats)
+            runtime = self.runtime if repeats > 1 else runtime
+        layer_configs = tuple(map(self.config.layer, indices))
+        layers = group(self.config, layer_configs, self.causal, runtime, name=name)
+        self_caches, cross_caches = zip(*caches, strict=True)
+        (x, self_caches), new_cross_caches = layers(
+            (x, self_caches), inputs.of_layers(indices), (index, cross_caches)
+        )
+        if inputs.encoder_output is not None:
+            cross_caches = new_cross_caches
+        return x, tuple(map(LayerCache, self_caches, cross_caches))
+
+    def scan_over(self, repeats: int) -> Any:
+        """Return `LayerGroup` under a scan over its repetitions, whose parameters are stacked."""
+        return nn.scan(
+            LayerGroup,
+            variable_axes=dict.fromkeys(SCANNED_COLLECTIONS, 0),
+            metadata_params={nn.PARTITION_NAME: "layers"},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(nn.broadcast, 0),  # caches are carried
+            length=repeats,
+            unroll=1 if self.runtime.scan else repeats,
+            check_constancy_invariants=self.is_initializing(),  # it traces again
+        )
+
+    def check_depth(self) -> None:
         """Check the depth of the parameters; `nn.scan` would use only the first of more layers."""
         params = self.variables.get("params", {})
         first, layers, tail = (params.get(name, {}) for name in LAYER_GROUPS)
+        repeats, remainder = self.config.count_repeats(self.num_layers)
         depth = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
         period = self.config.pattern_length if repeats else 0
         expected = len(self.config.first_layers), repeats, period, remainder

@@ -103,17 +103,7 @@ class Transformer(nn.Module):
                 position outside a learned table, a full cache, or a nonempty cache with
                 `cache_is_empty`.
         """
-        runtime = RuntimeConfig(
-            dtype=self.dtype,
-            deterministic=deterministic,
-            remat=self.remat,
-            scan=self.scan,
-            mesh_axes=self.mesh_axes,
-            annotate_axes=self.annotate_axes,
-            expert_capacity_factor=self.expert_capacity_factor,
-            attention_implementation=self.attention_implementation,
-            cache_is_empty=cache_is_empty,
-        )
+        runtime = self.make_runtime(deterministic=deterministic, cache_is_empty=cache_is_empty)
         cfg = self.config
         self.check_source(source, cache)
         if cache is not None and targets is not None:
@@ -132,15 +122,13 @@ class Transformer(nn.Module):
                 encoder_output = self.encode(
                     (embedder, token_table), source, source_positions, source_segments, runtime
                 )
-                if cache is not None:
-                    cache = cache._replace(source_segments=source_segments)
-            elif cache is not None:
-                source_segments = cache.source_segments
-            target_positions = (
-                token_positions if cache is None else TokenPositions(token_positions.positions)
-            )
-            cross_mask = cross_attention_mask(target_positions, source_segments)
-            cross_inputs = AttentionInputs(prepare(cross_mask, runtime, tokens.ndim + 2))
+                cache = cache and cache._replace(source_segments=source_segments)
+            if cache is None:
+                mask = cross_attention_mask(token_positions, source_segments)
+            else:  # each row is one document
+                positions_alone = TokenPositions(token_positions.positions)
+                mask = cross_attention_mask(positions_alone, cache.source_segments)
+            cross_inputs = AttentionInputs(prepare(mask, runtime, tokens.ndim + 2))
         causal = cfg.topology.has_decoder
         stack = Stack(
             cfg,
@@ -163,16 +151,31 @@ class Transformer(nn.Module):
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not cfg.topology.is_encoder_decoder:
-            self.check_read(
-                runtime.read
-            )  # with a cached source, the encoder's parameters are not read
+            self.check_read(runtime.read)  # with a cached source, the encoder's are not read
         if isinstance(logits, F.LogitStatistics) or cache is None or new_cache is None:
             return logits
-        length = cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
+        new_cache = new_cache._replace(
+            length=cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
+        )
         if token_capacity(cfg, new_cache) is not None:
-            over_capacity = (length > cache.capacity)[..., None, None]
+            over_capacity = (new_cache.length > cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
-        return logits, new_cache._replace(length=length)
+        return logits, new_cache
+
+    @nn.nowrap
+    def make_runtime(self, *, deterministic: bool, cache_is_empty: bool) -> RuntimeConfig:
+        """Return the run-time options of one call."""
+        return RuntimeConfig(
+            dtype=self.dtype,
+            deterministic=deterministic,
+            remat=self.remat,
+            scan=self.scan,
+            mesh_axes=self.mesh_axes,
+            annotate_axes=self.annotate_axes,
+            expert_capacity_factor=self.expert_capacity_factor,
+            attention_implementation=self.attention_implementation,
+            cache_is_empty=cache_is_empty,
+        )
 
     def encode(
         self,

@@ -1,0 +1,115 @@
+"""Checks of combinations of options of a `TransformerConfig`; each message has the numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxformer.checks import require
+from jaxformer.config.attention.checks import check_shared_bias
+from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.positions import BlockSparse, Sinusoid, TransformerXL
+from jaxformer.config.topology import Decoder
+
+
+def check_model(config: Any) -> None:
+    """Reject impossible combinations.
+
+    Args:
+        config: A `TransformerConfig` whose fields have the right types.
+
+    Raises:
+        ValueError: Says which options do not fit together.
+    """
+    require(
+        len(config.first_layers) <= config.num_layers,
+        f"num_layers must be at least the number of first_layers, {len(config.first_layers)}; "
+        f"got {config.num_layers}.",
+    )
+    first_kinds = [layer.attention for layer in config.first_layers]
+    decoder_kinds = (*first_kinds, *config.attention_kinds)
+    check_shared_bias(decoder_kinds)
+    kinds = (*decoder_kinds, *config.encoder_config.attention_kinds)
+    check_causal_kinds(config, kinds)
+    check_sinusoids(config, kinds)
+    check_cross_attention(config, decoder_kinds)
+    check_branches(config)
+    check_masked_ids(config)
+
+
+def check_causal_kinds(config: Any, kinds: Sequence[Any]) -> None:
+    """Check that causal windows and recurrences stand in a decoder, without attention dropout."""
+    has_block_sparse = any(isinstance(w, BlockSparse) for kind in kinds for w in kind.windows)
+    is_decoder = isinstance(config.topology, Decoder)
+    require(
+        not has_block_sparse or is_decoder,
+        f"BlockSparse windows are causal, so they need a Decoder; got {config.topology}.",
+    )
+    recurrent_kind = next((type(a).__name__ for a in kinds if a.is_recurrent), None)
+    require(
+        recurrent_kind is None or is_decoder,
+        f"{recurrent_kind} is causal, so it needs a Decoder; got {config.topology}.",
+    )
+    require(
+        recurrent_kind is None or config.dropout.attention == 0,
+        f"{recurrent_kind} has no attention weights, so dropout.attention must be 0; got "
+        f"{config.dropout.attention}.",
+    )
+
+
+def check_sinusoids(config: Any, kinds: Sequence[Any]) -> None:
+    """Check that pairs of sine and cosine fit into the model width."""
+    embedded, width = config.embedding.positions, config.model_dim
+    for option in (embedded, *(positions for kind in kinds for positions in kind.positions)):
+        require(
+            not isinstance(option, Sinusoid | TransformerXL) or width % 2 == 0,
+            f"{type(option).__name__} needs an even model_dim for pairs of sine and cosine; "
+            f"got {width}.",
+        )
+    is_tensor2tensor = isinstance(embedded, Sinusoid) and embedded.layout == "tensor2tensor"
+    require(
+        not is_tensor2tensor or width >= 4,
+        "Sinusoid's tensor2tensor layout needs at least 2 pairs of sine and cosine, so "
+        f"model_dim must be at least 4; got {width}.",
+    )
+
+
+def check_cross_attention(config: Any, decoder_kinds: Sequence[Any]) -> None:
+    """Check that a decoder beside an encoder has keys and values per head to read."""
+    other_kinds = [type(a).__name__ for a in decoder_kinds if type(a) is not MultiHead]
+    require(
+        not (other_kinds and config.topology.is_encoder_decoder),
+        "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
+        f"{', '.join(other_kinds)}. (The encoder may use another kind.)",
+    )
+
+
+def check_branches(config: Any) -> None:
+    """Check the branches of each layer, and dropout inside feed-forward networks."""
+    for layer in (*config.distinct_layers, *config.encoder_config.distinct_layers):
+        option = layer.feed_forward
+        require(
+            option.has_hidden_dropout or config.dropout.feed_forward == 0,
+            f"{type(option).__name__} has no hidden dropout, so dropout.feed_forward must be "
+            f"0; got {config.dropout.feed_forward}.",
+        )
+        num_branches = layer.attention.is_branch + option.is_branch
+        require(
+            num_branches > 0, f"A layer needs attention or a feed-forward network; got {layer}."
+        )
+        require(
+            num_branches == 2 or config.block == "serial",
+            f"A layer with one branch needs the serial block; got {config.block!r}.",
+        )
+
+
+def check_masked_ids(config: Any) -> None:
+    """Check that the head's masked ids are in the vocabulary, and leave one."""
+    masked_ids, vocab_size = config.head.masked_ids, config.vocab_size
+    out_of_range = [i for i in masked_ids if not 0 <= i < vocab_size]
+    require(
+        not out_of_range,
+        f"head.masked_ids must be from 0 to vocab_size - 1 = {vocab_size - 1}; got {out_of_range}.",
+    )
+    require(
+        len(set(masked_ids)) < vocab_size,
+        f"head.masked_ids must leave at least one id; it masks all {vocab_size}.",
+    )
