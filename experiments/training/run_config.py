@@ -342,6 +342,11 @@ def open_output_folder(run: RunConfig) -> Iterator[Path]:
             folder = choose_folder(run)
             there = stores.reached(folder, writes=True)
             stack.enter_context(lock_folder(stores.local_path(folder)))
+            if run.resume and not any((there / "checkpoints").glob("[0-9]*")):
+                raise ValueError(
+                    f"There is no checkpoint in {there / 'checkpoints'}. Pass another --output, or "
+                    "start a run without --resume."
+                )
             run_files = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
             existing = [name for name in run_files if (there / name).exists()]
             if existing and not (run.resume or run.resume_or_begin):

@@ -78,7 +78,7 @@ class Block(nn.Module):
         branches: Branches = {}
         cross_cache = None if cache is None else cache.cross_attention
         if encoder_output is not None or cross_cache is not None:
-            branches["cross_attention"], cross_cache = self.cross_attention(
+            branches["cross_attention"], cross_cache = self.make_cross_attention(
                 encoder_output, cross_inputs, cross_cache, keep_partial_sums=reduces_together
             )
         if layer.feed_forward.is_branch:
@@ -95,7 +95,8 @@ class Block(nn.Module):
         x = sow_and_perturb(self, "residual_stream", x)
         return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
 
-    def cross_attention(
+    @nn.nowrap
+    def make_cross_attention(
         self,
         encoder_output: Float[Array, "*batch S D"] | None,
         inputs: AttentionInputs,

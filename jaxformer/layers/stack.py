@@ -164,6 +164,7 @@ class Stack(nn.Module):
         x = sow_and_perturb(self, "stack_output", x)
         return x, cache and cache._replace(**new_caches, positions=positions)
 
+    @nn.nowrap
     def layer_groups(self) -> dict[str, range]:
         """Indices of the layers of each group; of the pattern, those of one repetition."""
         first, period = len(self.config.first_layers), self.config.pattern_length
@@ -199,6 +200,7 @@ class Stack(nn.Module):
             cross_caches = new_cross_caches
         return x, tuple(map(LayerCache, self_caches, cross_caches))
 
+    @nn.nowrap
     def scan_over(self, repeats: int) -> Any:
         """Return `LayerGroup` under a scan over its repetitions, whose parameters are stacked."""
         return nn.scan(

@@ -492,7 +492,7 @@ def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
 
     assert folder() == "runs/pretrain-1"
     assert not list(Path("runs").iterdir()), "nothing came into it"
-    for name in ("2/checkpoints", "10/checkpoints", "11", "old/checkpoints"):
+    for name in ("2/checkpoints/3", "10/checkpoints/3", "11", "old/checkpoints/3"):
         Path(f"runs/pretrain-{name}").mkdir(parents=True)
     assert folder() == "runs/pretrain-12"
     assert folder(resume=True) == "runs/pretrain-10"
