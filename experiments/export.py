@@ -133,7 +133,9 @@ def write_tokenizer(model: LoadedModel, source: Path | None, folder: Path) -> No
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         templated = (model.folder / TEMPLATE).is_file()
-        data.export_tokenizer(model.tokenizer, folder, add_bos=begins, split=not templated)
+        data.export_tokenizer(
+            model.tokenizer, folder, add_bos=begins, split_special_tokens=not templated
+        )
         if templated:
             shutil.copy(model.folder / TEMPLATE, folder)
         return

@@ -51,12 +51,12 @@ def import_from_flags(argv: list[str]) -> list[str]:
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
-            raise ValueError(_refusal(name, error)) from error
+            raise ValueError(_import_error_message(name, error)) from error
         IMPORTED_MODULES.append(name)
     return remaining_args
 
 
-def _refusal(name: str, error: BaseException) -> str:
+def _import_error_message(name: str, error: BaseException) -> str:
     """Return the error message for a failed import."""
     lacks = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if name[:1] in ("", ".") or (lacks is not None and f"{name}.".startswith(f"{lacks}.")):

@@ -14,20 +14,25 @@ from jaxformer.data.tokenizers import (
 
 
 def export_tokenizer(
-    tokenizer: Tokenizer, folder: str | Path, *, add_bos: bool = True, split: bool = True
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    add_bos: bool = True,
+    split_special_tokens: bool = True,
 ) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``tokenizers`` and transformers.
 
     Transformers' ``AutoTokenizer`` then gives the ids of `Tokenizer.encode` after one end of text,
-    as every document in training; ``add_special_tokens=False`` leaves it out. With ``split`` a text
-    that contains the characters of the end-of-text token is encoded as characters, as here; in
-    ``tokenizers`` itself this needs ``encode_special_tokens = True``.
+    as every document in training; ``add_special_tokens=False`` leaves it out. With
+    ``split_special_tokens`` a text that contains the characters of the end-of-text token is encoded
+    as characters, as here; in ``tokenizers`` itself this needs ``encode_special_tokens = True``.
 
     Args:
         tokenizer: A `ByteTokenizer`, `CharacterTokenizer` or `BPETokenizer`.
         folder: Output folder, created if missing; `load_tokenizer` reads it too.
         add_bos: Whether to prepend the end of text to texts; not for the texts of an encoder.
-        split: Whether special tokens in a text are encoded as characters; not with a chat template.
+        split_special_tokens: Whether special tokens in a text are encoded as characters; not with a
+            chat template.
 
     Raises:
         ValueError: The tokenizer has another type.
@@ -56,7 +61,7 @@ def export_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": eos_token,
         "eos_token": eos_token,
-        "split_special_tokens": split,
+        "split_special_tokens": split_special_tokens,
         "clean_up_tokenization_spaces": False,
     }
     folder = Path(folder)

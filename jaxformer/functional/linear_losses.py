@@ -84,7 +84,7 @@ def linear_logits(
     Raises:
         ValueError: As in `linear`, or `vocabulary_axis` is neither 0 nor 1.
     """
-    _check_head_shapes(features, kernel, bias, vocabulary_axis)
+    _check_lm_head_shapes(features, kernel, bias, vocabulary_axis)
     products = linear(features, kernel if vocabulary_axis else kernel.T, bias)
     masked = _id_mask(kernel.shape[vocabulary_axis], masked_ids, axis_name)
     return postprocess_logits(products, masked, multiplier, softcap)
@@ -140,7 +140,7 @@ def linear_logit_statistics(
         Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024. arXiv:2411.09009
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
     """
-    _check_head_shapes(features, kernel, bias, vocabulary_axis)
+    _check_lm_head_shapes(features, kernel, bias, vocabulary_axis)
     local_vocab_size = kernel.shape[vocabulary_axis]
     if chunk_size is None:
         chunk_size = vocab_chunk_size(targets.size, local_vocab_size)
@@ -230,7 +230,7 @@ def linear_cross_entropy(
     return cross_entropy_from_statistics(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
-def _check_head_shapes(
+def _check_lm_head_shapes(
     features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int
 ) -> None:
     """Check shapes and dtypes of features, kernel and bias."""

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.checks import check_fields
 
-SECONDS_TO_SAY = 5.0  # timeout in which a connected process must send its id
+HANDSHAKE_SECONDS = 5.0  # timeout in which a connected process must send its id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def meet(hosts: DistributedConfig) -> None:
             them.
     """
     try:
-        missing = (report if hosts.process_id else receive)(
+        missing = (connect_to_process_0 if hosts.process_id else accept_processes)(
             hosts, time.monotonic() + hosts.initialization_timeout
         )
         if not missing:
@@ -144,23 +144,23 @@ def meet(hosts: DistributedConfig) -> None:
     )
 
 
-def receive(hosts: DistributedConfig, until: float) -> list[int]:
+def accept_processes(hosts: DistributedConfig, until: float) -> list[int]:
     """Process 0: accept the others and send them the ids that are still missing; returns these."""
     missing, connections = list(range(1, hosts.num_processes or 1)), list[socket.socket]()
     with contextlib.ExitStack() as stack:
-        both = socket.has_dualstack_ipv6()
+        dual_stack = socket.has_dualstack_ipv6()
         listening = stack.enter_context(
             socket.create_server(
                 ("", address(hosts)[1]),
-                family=socket.AF_INET6 if both else socket.AF_INET,
-                dualstack_ipv6=both,
+                family=socket.AF_INET6 if dual_stack else socket.AF_INET,
+                dualstack_ipv6=dual_stack,
             )
         )
         while missing and (left := until - time.monotonic()) > 0:
             listening.settimeout(left)
             with contextlib.suppress(OSError, ValueError):  # may be an unrelated client
                 connections.append(stack.enter_context(listening.accept()[0]))
-                connections[-1].settimeout(SECONDS_TO_SAY)
+                connections[-1].settimeout(HANDSHAKE_SECONDS)
                 missing.remove(int(connections[-1].recv(16)))
             for connection in connections:
                 with contextlib.suppress(OSError):  # the process may have ended
@@ -168,7 +168,7 @@ def receive(hosts: DistributedConfig, until: float) -> list[int]:
     return missing
 
 
-def report(hosts: DistributedConfig, until: float) -> list[int]:
+def connect_to_process_0(hosts: DistributedConfig, until: float) -> list[int]:
     """Other processes: connect to process 0; returns the missing ids that it sends last.
 
     Raises:
