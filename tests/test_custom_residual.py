@@ -89,9 +89,14 @@ def test_a_sum_is_what_there_is_without_an_option(block):
 @pytest.mark.slow(but=["serial"])
 def test_with_a_cache_it_is_the_whole_text_at_once(name):
     config, tokens = CONFIGS[name], texts().tokens[:2, :9]
-    params, model = random_params(config), Transformer(config)
-    _, cache = model.apply({"params": params}, tokens[:, :8], cache=empty_cache(config, (2,), 9))
-    last, _ = model.apply({"params": params}, tokens[:, 8:], cache=cache)
+    params = random_params(config)
+
+    @jax.jit
+    def apply(tokens, cache):
+        return Transformer(config).apply({"params": params}, tokens, cache=cache)
+
+    _, cache = apply(tokens[:, :8], empty_cache(config, (2,), 9))
+    last, _ = apply(tokens[:, 8:], cache)
     whole = jitted_forward(config)(params, tokens)
     np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
     new = generate(config, params, tokens, max_new_tokens=1)

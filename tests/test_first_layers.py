@@ -99,9 +99,14 @@ def test_a_missing_branch_has_no_norm_and_no_parameters():
 @by_model
 @pytest.mark.slow(but=["DeepSeek"])
 def test_with_a_cache_it_is_the_whole_text_at_once(config):
-    tokens, params, net = texts().tokens[:2, :9], random_params(config), Transformer(config)
-    _, cache = net.apply({"params": params}, tokens[:, :8], cache=empty_cache(config, (2,), 9))
-    last, _ = net.apply({"params": params}, tokens[:, 8:], cache=cache)
+    tokens, params = texts().tokens[:2, :9], random_params(config)
+
+    @jax.jit
+    def apply(tokens, cache):
+        return Transformer(config).apply({"params": params}, tokens, cache=cache)
+
+    _, cache = apply(tokens[:, :8], empty_cache(config, (2,), 9))
+    last, _ = apply(tokens[:, 8:], cache)
     whole = jitted_forward(config)(params, tokens)
     np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
     new = generate(config, params, tokens, max_new_tokens=1)
