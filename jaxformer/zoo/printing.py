@@ -153,7 +153,7 @@ def describe_row(row: SurveyRow) -> str:
     """Describe a survey row: release, differences, assumptions, source."""
     lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
     lines += _wrap("released", [row.release_notes])
-    lines += _wrap("differs", row.differences or ["No listed cell differs."])
+    lines += _wrap("differs", row.differences or ["The release has every option as listed."])
     lines += _wrap("assumed", row.assumptions)
     if row.z_loss is not None:
         lines += _wrap("z-loss", [f"{row.z_loss:g}, in training only."])

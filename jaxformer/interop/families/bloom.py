@@ -39,7 +39,7 @@ TRAINING_ATTRIBUTES = (
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a bloom's."""
+    """Read the config.json of a bloom model."""
     reader.require_value("apply_residual_connection_post_layernorm", False)
     for name in TRAINING_ATTRIBUTES:
         reader.get(name)

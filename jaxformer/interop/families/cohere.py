@@ -28,7 +28,7 @@ TABLE = ParamMapping(
 
 
 def read_cohere(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a cohere's."""
+    """Read the config.json of a cohere model."""
     rope = read_rope(reader, pairing="neighbours", base=5e5, max_length=8192)
     norm = _norm(reader)
     return _read(
@@ -51,7 +51,7 @@ def write_cohere(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_cohere2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a cohere2's."""
+    """Read the config.json of a cohere2 model."""
     # What the first files say of themselves, and what no file says otherwise.
     reader.require_value("order_of_interleaved_layers", "local_attn_first")
     reader.require_value("position_embedding_type", "rope_gptj")

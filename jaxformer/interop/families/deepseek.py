@@ -80,13 +80,13 @@ TABLE = ParamMapping(
 
 
 def read_v2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a deepseek_v2's."""
+    """Read the config.json of a deepseek_v2 model."""
     bias = reader.boolean("mlp_bias", False)
     return _read(reader, pairing="neighbours", dense=0, max_length=2048, bias=bias)
 
 
 def read_v3(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a deepseek_v3's."""
+    """Read the config.json of a deepseek_v3 model."""
     neighbours = reader.boolean("rope_interleave", True)
     pairing = "neighbours" if neighbours else "halves"
     return _read(reader, pairing=pairing, dense=3, max_length=4096)

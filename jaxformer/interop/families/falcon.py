@@ -60,7 +60,7 @@ TABLE = ParamMapping(
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a falcon's."""
+    """Read the config.json of a falcon model."""
     reader.require_value("apply_residual_connection_post_layernorm", False)
     reader.get("ff_factor")  # ffn_hidden_size has the same information
     reader.require_value("n_embed", reader.integer("hidden_size"))

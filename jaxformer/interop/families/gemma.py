@@ -43,7 +43,7 @@ MAX_LENGTH = 131_072
 
 
 def read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gemma2's."""
+    """Read the config.json of a gemma2 model."""
     sizes = p.read_sizes(reader)
     sliding = p.read_layer_types(reader, sizes["num_layers"], lambda i: i % 2 == 0)
     window = reader.optional_integer("sliding_window", 4096)
@@ -61,7 +61,7 @@ def read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_gemma3_text(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gemma3_text's, whose files may lack sizes."""
+    """Read the config.json of a gemma3_text model; it may lack sizes."""
     sizes = p.read_sizes(reader, **DEFAULT_SIZES)
     every = reader.integer("sliding_window_pattern", 6)
     reader.get("_sliding_window_pattern")
@@ -79,7 +79,7 @@ def read_gemma3_text(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_gemma3(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from the text part of a gemma3's."""
+    """Read the text part of the config.json of a gemma3 model."""
     for name in ("vision_config", "mm_tokens_per_image", "image_token_index"):
         reader.get(name)
     for name in ("boi_token_index", "eoi_token_index"):

@@ -87,7 +87,7 @@ GPT_TABLE = ParamMapping(
 
 
 def read_gpt2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gpt2's."""
+    """Read the config.json of a gpt2 model."""
     reader.require_value("scale_attn_by_inverse_layer_idx", False)
     reader.get("reorder_and_upcast_attn")  # affects the precision only
     scaled = reader.boolean("scale_attn_weights", True)
@@ -102,7 +102,7 @@ def read_gpt2(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_gpt(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an openai-gpt's."""
+    """Read the config.json of an openai-gpt model."""
     hidden_dim = 4 * reader.integer("n_embd", 768)
     activation = reader.choice("afn", "gelu", GPT_ACTIVATIONS)
     return _read(

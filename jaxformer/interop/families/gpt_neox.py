@@ -40,7 +40,7 @@ TABLE = ParamMapping(
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gpt_neox's."""
+    """Read the config.json of a gpt_neox model."""
     sizes = read_sizes(reader)
     heads = reader.integer("num_attention_heads")
     rope = read_rope(reader, base_name="rotary_emb_base", fraction=0.25, fraction_name="rotary_pct")

@@ -31,7 +31,7 @@ TABLE = ParamMapping(
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gptj's."""
+    """Read the config.json of a gptj model."""
     reader.get("n_positions")  # there is no position table
     reader.require_value("rotary", True)
     reader.require_value("scale_attn_weights", True)

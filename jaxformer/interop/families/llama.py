@@ -36,7 +36,7 @@ MIXTRAL = ParamMapping(
 
 
 def read_llama(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a llama's."""
+    """Read the config.json of a llama model."""
     heads = dict(
         **p.read_heads(reader), positions=(read_rope(reader),), biases=p.read_biases(reader)
     )
@@ -54,7 +54,7 @@ def write_llama(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_mistral(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a mistral's."""
+    """Read the config.json of a mistral model."""
     heads = dict(
         **p.read_heads(reader, kv_heads=8),
         positions=(read_rope(reader, max_length=131072),),
@@ -69,7 +69,7 @@ def write_mistral(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_qwen2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a qwen2's."""
+    """Read the config.json of a qwen2 model."""
     heads = dict(
         **p.read_heads(reader, kv_heads=32),
         positions=(read_rope(reader, max_length=32768),),
@@ -85,7 +85,7 @@ def write_qwen2(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_mixtral(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a mixtral's."""
+    """Read the config.json of a mixtral model."""
     heads = dict(
         **p.read_heads(reader, kv_heads=8),
         positions=(read_rope(reader, base=1e6, max_length=131072),),

@@ -74,7 +74,7 @@ SINUSOID_TENSORS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
 
 
 def read_marian(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a marian's."""
+    """Read the config.json of a marian model."""
     reader.require_value("share_encoder_decoder_embeddings", True)
     vocab_size = reader.integer("vocab_size")
     reader.require_value("decoder_vocab_size", vocab_size)
@@ -91,7 +91,7 @@ def read_marian(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_fsmt(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an fsmt's."""
+    """Read the config.json of an fsmt model."""
     reader.get("langs")
     reader.get("decoder")
     reader.require_value("tie_word_embeddings", False)

@@ -16,7 +16,7 @@ TABLE = ParamMapping(
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a nemotron's."""
+    """Read the config.json of a nemotron model."""
     heads = dict(
         **p.read_heads(reader),
         positions=(read_rope(reader, fraction=0.5, max_length=4096),),

@@ -26,7 +26,7 @@ EPS = 1e-5  # not in OLMo's config.json
 
 
 def read_olmo(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an olmo's."""
+    """Read the config.json of an olmo model."""
     heads = dict(
         **p.read_heads(reader),
         positions=(read_rope(reader),),
@@ -45,7 +45,7 @@ def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_olmo2(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an olmo2's."""
+    """Read the config.json of an olmo2 model."""
     norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
     heads = dict(
         **p.read_heads(reader),

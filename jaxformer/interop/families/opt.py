@@ -42,7 +42,7 @@ POSITION_OFFSET = 2
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an opt's."""
+    """Read the config.json of an opt model."""
     sizes = read_sizes(reader)
     model_dim, heads = sizes["model_dim"], reader.integer("num_attention_heads")
     reader.require_value("output_projection", True)

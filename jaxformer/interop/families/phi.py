@@ -64,7 +64,7 @@ PHI3SMALL = ParamMapping(
 
 
 def read_phi3(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a phi3's."""
+    """Read the config.json of a phi3 model."""
     for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
         reader.require_value(name, False)
     for name in ("full_attn_mod", "interpolate_factor"):
@@ -103,7 +103,7 @@ def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a phi3small's."""
+    """Read the config.json of a phi3small model."""
     reader.require_value("hidden_act", "gegelu")
     reader.require_value("blocksparse_homo_head_pattern", False)
     reader.require_value("rope_position_scale", 1)

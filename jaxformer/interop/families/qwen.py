@@ -48,7 +48,7 @@ KERNEL_ATTRIBUTES = (
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a qwen's."""
+    """Read the config.json of a qwen model."""
     for name in (*LONG_TEXT_ATTRIBUTES, *KERNEL_ATTRIBUTES):
         reader.get(name)
     reader.require_value("scale_attn_weights", True)

@@ -16,7 +16,7 @@ TABLE = ParamMapping(
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a qwen3's; head_dim does not depend on model_dim."""
+    """Read the config.json of a qwen3 model; head_dim does not depend on model_dim."""
     norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-6))
     heads = dict(
         **p.read_heads(reader, kv_heads=32, head_dim=128),

@@ -80,7 +80,7 @@ IGNORED_TENSORS = (
 
 
 def read_t5(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a t5's."""
+    """Read the config.json of a t5 model."""
     tied = reader.boolean("tie_word_embeddings", True)
     scaled = reader.boolean("scale_decoder_outputs", tied)
     multiplier = reader.integer("d_model") ** -0.5 if scaled else 1.0
@@ -88,7 +88,7 @@ def read_t5(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_mt5(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from an mt5's."""
+    """Read the config.json of an mt5 model."""
     reader.get("scale_decoder_outputs")  # not used by this class
     return _read(reader, c.LMHead(tied=reader.boolean("tie_word_embeddings", True)), "gated-gelu")
 
