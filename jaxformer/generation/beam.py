@@ -1,6 +1,7 @@
 """Beam search over any decode-step function."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -76,80 +77,91 @@ def beam_search(
         Wu et al., Google's Neural Machine Translation System, 2016. arXiv:1609.08144, section 7
         (with another length penalty)
     """
-    batch, vocab_size = logits.shape
-    num_candidates = min(num_beams * (1 + max(1, stop_tokens.shape[-1])), num_beams * vocab_size)
-    rows = jnp.repeat(jnp.arange(batch), num_beams)
-    # All beams of a row are equal at first, so only the first one is live.
-    log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
-    log_probs = jnp.broadcast_to(log_probs, (batch, num_beams))
-    empty_tokens = jnp.zeros((batch, num_beams, max_new_tokens), jnp.int32)
-    no_finished = Beams(
-        empty_tokens, jnp.zeros((batch, num_beams), jnp.int32), jnp.full(log_probs.shape, -jnp.inf)
+    num_candidates = num_beams * min(1 + max(1, stop_tokens.shape[-1]), logits.shape[-1])
+    expand = partial(
+        expand_beams,
+        stop_tokens=stop_tokens,
+        num_candidates=num_candidates,
+        length_penalty=length_penalty,
     )
-
-    def expand_beams(search: BeamState) -> tuple[BeamState, Array]:
-        """Extend every live beam by one token; also return each beam's parent row."""
-        candidate_log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
-        candidate_log_probs = (
-            candidate_log_probs.reshape(batch, num_beams, vocab_size)
-            + search.live_log_probs[..., None]
-        )
-        log_probs, flat = jax.lax.top_k(candidate_log_probs.reshape(batch, -1), num_candidates)
-        beam, token = flat // vocab_size, flat % vocab_size
-        tokens = jnp.take_along_axis(search.live_tokens, beam[..., None], axis=1)
-        tokens = tokens.at[..., search.num_generated].set(token)
-        length = search.num_generated + 1
-        stops = jnp.any(token[..., None] == stop_tokens[:, None, :], axis=-1)
-        is_top_beam = jnp.broadcast_to(jnp.arange(num_candidates) < num_beams, stops.shape)
-        newly_finished = stops & is_top_beam & ~search.is_done[:, None]
-        scores = jnp.where(
-            newly_finished, log_probs / length.astype(jnp.float32) ** length_penalty, -jnp.inf
-        )
-        finished = top_beams(search.finished, Beams(tokens, jnp.full(beam.shape, length), scores))
-        log_probs, top_indices = jax.lax.top_k(jnp.where(stops, -jnp.inf, log_probs), num_beams)
-        live_tokens = jnp.take_along_axis(tokens, top_indices[..., None], axis=1)
-        rows = jnp.arange(batch)[:, None] * num_beams + jnp.take_along_axis(
-            beam, top_indices, axis=1
-        )
-        best_live_score = log_probs[:, 0] / length.astype(jnp.float32) ** length_penalty
-        is_done = search.is_done | (best_live_score <= finished.scores[:, -1])
-        search = search._replace(
-            live_tokens=live_tokens,
-            live_log_probs=log_probs,
-            finished=finished,
-            num_generated=length,
-            is_done=is_done,
-        )
-        return search, rows.reshape(-1)
-
-    def top_beams(first: Beams, second: Beams) -> Beams:
-        candidates = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
-        scores, top_indices = jax.lax.top_k(candidates.scores, num_beams)
-        return Beams(
-            jnp.take_along_axis(candidates.tokens, top_indices[..., None], axis=1),
-            jnp.take_along_axis(candidates.lengths, top_indices, axis=1),
-            scores,
-        )
 
     def beam_step(search: BeamState) -> BeamState:
         last_tokens = search.live_tokens[..., search.num_generated - 1].reshape(-1)
         logits, state = step(search.state, last_tokens)
-        search, rows = expand_beams(search._replace(logits=logits, state=state))
+        search, rows = expand(search._replace(logits=logits, state=state))
         return search._replace(state=take_rows(search.state, rows))
 
     def should_continue(search: BeamState) -> Bool[Array, ""]:
         return (search.num_generated < max_new_tokens) & ~jnp.all(search.is_done)
 
+    rows = jnp.repeat(jnp.arange(logits.shape[0]), num_beams)  # all beams of a row begin alike
+    start = initial_beams(take_rows(state, rows), logits[rows], num_beams, max_new_tokens)
+    search, _ = expand(start)
+    search = jax.lax.while_loop(should_continue, beam_step, search)
+    scores = score(search.live_log_probs, search.num_generated, length_penalty)
+    scores = jnp.where(search.is_done[:, None], -jnp.inf, scores)
+    lengths = jnp.full(scores.shape, search.num_generated)
+    return top_beams(search.finished, Beams(search.live_tokens, lengths, scores))
+
+
+def initial_beams(
+    state: Any, logits: Float[Array, "rows V"], num_beams: int, max_new_tokens: int
+) -> BeamState:
+    """Return the search before the first token: equal beams, of which only the first is live."""
+    batch = logits.shape[0] // num_beams
+    log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
+    log_probs = jnp.broadcast_to(log_probs, (batch, num_beams))
+    tokens = jnp.zeros((batch, num_beams, max_new_tokens), jnp.int32)
+    lengths = jnp.zeros((batch, num_beams), jnp.int32)
+    finished = Beams(tokens, lengths, jnp.full(log_probs.shape, -jnp.inf))
     is_done = jnp.zeros(batch, bool)
-    start = BeamState(
-        empty_tokens, log_probs, no_finished, state, logits[rows], jnp.int32(0), is_done
+    return BeamState(tokens, log_probs, finished, state, logits, jnp.int32(0), is_done)
+
+
+def expand_beams(
+    search: BeamState, *, stop_tokens: Int[Array, "B K"], num_candidates: int, length_penalty: float
+) -> tuple[BeamState, Int[Array, " rows"]]:
+    """Extend every live beam by one token; also return each beam's parent row."""
+    batch, num_beams = search.live_log_probs.shape
+    vocab_size = search.logits.shape[-1]
+    log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
+    log_probs = log_probs.reshape(batch, num_beams, -1) + search.live_log_probs[..., None]
+    log_probs, flat = jax.lax.top_k(log_probs.reshape(batch, -1), num_candidates)
+    beam, token = flat // vocab_size, flat % vocab_size
+    tokens = jnp.take_along_axis(search.live_tokens, beam[..., None], axis=1)
+    tokens = tokens.at[..., search.num_generated].set(token)
+    length = search.num_generated + 1
+    stops = jnp.any(token[..., None] == stop_tokens[:, None, :], axis=-1)
+    is_top_beam = jnp.broadcast_to(jnp.arange(num_candidates) < num_beams, stops.shape)
+    newly_finished = stops & is_top_beam & ~search.is_done[:, None]
+    scores = jnp.where(newly_finished, score(log_probs, length, length_penalty), -jnp.inf)
+    finished = top_beams(search.finished, Beams(tokens, jnp.full(beam.shape, length), scores))
+    log_probs, top_indices = jax.lax.top_k(jnp.where(stops, -jnp.inf, log_probs), num_beams)
+    parents = jnp.take_along_axis(beam, top_indices, axis=1)
+    best_live_score = score(log_probs[:, 0], length, length_penalty)
+    search = search._replace(
+        live_tokens=jnp.take_along_axis(tokens, top_indices[..., None], axis=1),
+        live_log_probs=log_probs,
+        finished=finished,
+        num_generated=length,
+        is_done=search.is_done | (best_live_score <= finished.scores[:, -1]),
     )
-    beam_state, _ = expand_beams(start)
-    beam_state = beam_state._replace(state=take_rows(state, rows))
-    beam_state = jax.lax.while_loop(should_continue, beam_step, beam_state)
-    length = beam_state.num_generated
-    scores = beam_state.live_log_probs / length.astype(jnp.float32) ** length_penalty
-    scores = jnp.where(beam_state.is_done[:, None], -jnp.inf, scores)
-    return top_beams(
-        beam_state.finished, Beams(beam_state.live_tokens, jnp.full(scores.shape, length), scores)
+    return search, (jnp.arange(batch)[:, None] * num_beams + parents).reshape(-1)
+
+
+def score(
+    log_probs: Float[Array, "..."], length: Int[Array, ""], length_penalty: float
+) -> Float[Array, "..."]:
+    """Normalize log-probabilities of sequences by their length."""
+    return log_probs / length.astype(jnp.float32) ** length_penalty
+
+
+def top_beams(first: Beams, second: Beams) -> Beams:
+    """Return the beams with the highest scores of both, as many as the first has."""
+    candidates = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
+    scores, top_indices = jax.lax.top_k(candidates.scores, first.scores.shape[-1])
+    return Beams(
+        jnp.take_along_axis(candidates.tokens, top_indices[..., None], axis=1),
+        jnp.take_along_axis(candidates.lengths, top_indices, axis=1),
+        scores,
     )

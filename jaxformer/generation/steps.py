@@ -16,6 +16,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
 from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
 from jaxformer.layers.rope import rope_invalidates_cache
+from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs
 
 
@@ -73,15 +74,13 @@ def prefill(
         )
     chunk = length if chunk is None else min(chunk, length)
     num_chunks = -(-length // chunk)
-    chunk_padding = [(0, 0)] * len(batch) + [(0, num_chunks * chunk - length)]
-    padded = jnp.pad(prompt, chunk_padding)
+    padded = _pad_tokens(prompt, num_chunks * chunk)
     model = Transformer(config, dtype=dtype)
     tensor_devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
     cache = empty_cache(
         config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=tensor_devices
     )
     cache = cache._replace(min_rope_length=lengths)
-    slot_padding = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
     def read_chunk(
         cache: Cache, start: Int[Array, ""], *, cache_is_empty: bool = False, **encoded: Any
@@ -108,7 +107,7 @@ def prefill(
     if num_chunks > 1:
         carry, _ = jax.lax.scan(read_next_chunk, carry, chunk * jnp.arange(1, num_chunks))
     logits, cache = carry
-    return logits, Context(jnp.pad(prompt, slot_padding), cache)
+    return logits, Context(_pad_tokens(prompt, capacity), cache)
 
 
 def decode_step(
@@ -150,25 +149,13 @@ def decode_step(
         return _last_logits(model, mesh, params, tokens[..., None], cache=cache)
 
     def recompute_cache() -> tuple[Array, Cache]:
-        zeroed_cache = jax.tree.map(jnp.zeros_like, cache)
-        cleared_cache = zeroed_cache._replace(
-            first_layers=_keep_source_kv(zeroed_cache.first_layers, cache.first_layers),
-            layers=_keep_source_kv(zeroed_cache.layers, cache.layers),
-            tail=_keep_source_kv(zeroed_cache.tail, cache.tail),
-            positions=jax.tree.map(
-                lambda x: jnp.full_like(x, EMPTY_SLOT_POSITION), cache.positions
-            ),
-            capacity=cache.capacity,
-            min_rope_length=length,
-            source_segments=cache.source_segments,
-        )
         return _last_logits(
             model,
             mesh,
             params,
             all_tokens,
             segments=F.length_mask(length, all_tokens.shape[-1]).astype(jnp.int32),
-            cache=cleared_cache,
+            cache=_clear(cache)._replace(min_rope_length=length),
             logits_at=length[..., None] - 1,
             cache_is_empty=True,
         )
@@ -181,6 +168,12 @@ def decode_step(
             jnp.any(rope_invalidates_cache(config, length)), recompute_cache, decode_token
         )
     return logits, Context(all_tokens, cache)
+
+
+def _pad_tokens(tokens: Int[Array, "*batch T"], width: int) -> Int[Array, "*batch width"]:
+    """Pad every row with zeros."""
+    *batch, length = tokens.shape
+    return jnp.pad(tokens, [(0, 0)] * len(batch) + [(0, width - length)])
 
 
 def _last_logits(
@@ -225,8 +218,16 @@ def _cache_specs(rows: Any, heads: str | None) -> Any:
     return Cache(**{name: parts.get(name, P(rows)) for name in Cache._fields})
 
 
-def _keep_source_kv(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
-    return tuple(
-        new._replace(cross_attention=old_layer.cross_attention)
-        for new, old_layer in zip(fresh, old, strict=True)
+def _clear(cache: Cache) -> Cache:
+    """Return the cache without tokens; what cross-attention reads stays."""
+
+    def clear_layer(layer: LayerCache) -> LayerCache:
+        zeros = jax.tree.map(jnp.zeros_like, layer)
+        return zeros._replace(cross_attention=layer.cross_attention)
+
+    groups: Any = {name: tuple(map(clear_layer, getattr(cache, name))) for name in LAYER_GROUPS}
+    return cache._replace(
+        **groups,
+        positions=jax.tree.map(lambda x: jnp.full_like(x, EMPTY_SLOT_POSITION), cache.positions),
+        length=jnp.zeros_like(cache.length),
     )

@@ -23,6 +23,7 @@ from jaxformer.functional.attention.online_softmax import (
     PartialAttention,
     combine_partial_attention,
     finish_partial_attention,
+    log_denominator,
     partial_attention,
 )
 from jaxformer.functional.attention.scores import Normalizer, check_score_options, resolve_scale
@@ -322,10 +323,9 @@ def head_group_attention(
         max_score = full(NEG_INF if options.normalizer == "softmax" else 0.0)
         initial = PartialAttention(full(0.0, group.value.shape[-1]), full(0.0), max_score)
         state = jax.lax.fori_loop(0, block_mask.shape[1], step, initial)
-        denominator = jnp.where(state.denominator > 0, state.denominator, 1.0)
         output = finish_partial_attention(state)
-        lse = jnp.where(state.denominator > 0, state.max_score + jnp.log(denominator), NEG_INF)
-        return output if options.keep_float32 else output.astype(group.query.dtype), lse
+        dtype = jnp.float32 if options.keep_float32 else group.query.dtype
+        return output.astype(dtype), log_denominator(state)
 
     output, lse = jax.lax.map(attend_query_tile, jnp.arange(block_mask.shape[0]))
     return (jnp.moveaxis(output, 0, 1).reshape(G, T, -1), jnp.moveaxis(lse, 0, 1).reshape(G, T))

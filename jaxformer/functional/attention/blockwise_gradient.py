@@ -151,12 +151,9 @@ def _add_tile_gradients(
         weights = _apply_mask(mask, jax.nn.relu(scores) * inverse_denominator)
         score_derivative = jnp.where(weights > 0, inverse_denominator, 0.0)
     dropped_weights = weights if dropout_multipliers is None else weights * dropout_multipliers
-    d_dropped_weights = _dot(output_gradient.d_output, key_tile.value, ((2,), (1,)))
-    d_weights = (
-        d_dropped_weights
-        if dropout_multipliers is None
-        else d_dropped_weights * dropout_multipliers
-    )
+    d_weights = _dot(output_gradient.d_output, key_tile.value, ((2,), (1,)))
+    if dropout_multipliers is not None:
+        d_weights = d_weights * dropout_multipliers
     d_scores = score_derivative * (d_weights - output_gradient.delta[..., None])
     if group.bias is not None:
         d_bias = jax.tree.map(lambda x, y: x + y.astype(x.dtype), d_bias, *bias_vjp(d_scores))

@@ -193,9 +193,8 @@ def dot_product_attention(
                 query, key, value, mask_and_bias[0], scale=scale, logit_softcap=logit_softcap
             )
     one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
-    arrays: dict[str, Array | None]
-    arrays = {"value": value, "mask": materialize(mask, num_axes=query.ndim)}
-    arrays["bias"] = materialize(bias)
+    arrays: dict[str, Array | None] = {"value": value, "bias": materialize(bias)}
+    arrays["mask"] = materialize(mask, num_axes=query.ndim)
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["dropout_multipliers"] = dropout(ones, dropout_rate, dropout_key)

@@ -100,6 +100,12 @@ def combine_partial_attention(a: PartialAttention, b: PartialAttention) -> Parti
     )
 
 
+def log_denominator(partial: PartialAttention) -> Float32[Array, "*batch T"]:
+    """Log of the denominator, the log-sum-exp of a softmax; NEG_INF without visible keys."""
+    denominator = jnp.where(partial.denominator > 0, partial.denominator, 1.0)
+    return jnp.where(partial.denominator > 0, partial.max_score + jnp.log(denominator), NEG_INF)
+
+
 @typechecked
 def finish_partial_attention(partial: PartialAttention) -> Float32[Array, "*batch T Hv"]:
     """Divide numerator by denominator; zero for queries without visible keys.
