@@ -107,29 +107,7 @@ def plan_text(options: PlanArguments) -> str:
             raise ValueError(f"--compile {options.compile} sets {known.name}; leave out --chip.")
         chip = known or chip
         options = replace(options, devices=len(devices))
-    max_length = config.max_length
-    length = (
-        min(DEFAULT_LENGTH, max_length or DEFAULT_LENGTH)
-        if options.length is None
-        else options.length
-    )
-    if max_length is not None and length > max_length:
-        raise ValueError(
-            f"length {length} is more than the {max_length} learned positions of {options.name}."
-        )
-    has_source = isinstance(config.topology, EncoderDecoder)
-    if options.source_length is not None and not has_source:
-        raise ValueError(f"{options.name} is not an encoder-decoder; leave out --source-length.")
-    work = Workload(
-        batch_size=options.batch_size,
-        length=length,
-        source_length=(options.source_length or length) if has_source else 0,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        remat=options.remat,
-        dtype=options.dtype,
-        expert_capacity_factor=options.expert_capacity_factor,
-        optimizer=options.optimizer,
-    )
+    work = make_workload(options, config)
     mesh_shape = choose_mesh_shape(options, config, chip, work)
     if options.batch_size is None:
         work = with_largest_batch(config, mesh_shape, chip, work)
@@ -139,6 +117,30 @@ def plan_text(options: PlanArguments) -> str:
         return text
     compiled_report = compiled.compile_update(config, mesh_shape, devices, work)
     return f"{text}\n\n{plan_report.format_compiled(estimate, compiled_report)}"
+
+
+def make_workload(options: PlanArguments, config: TransformerConfig) -> Workload:
+    """The training step of the arguments, with the lengths that suit the model."""
+    max_length = config.max_length
+    default_length = min(DEFAULT_LENGTH, max_length or DEFAULT_LENGTH)
+    length = default_length if options.length is None else options.length
+    if max_length is not None and length > max_length:
+        raise ValueError(
+            f"length {length} is more than the {max_length} learned positions of {options.name}."
+        )
+    has_source = isinstance(config.topology, EncoderDecoder)
+    if options.source_length is not None and not has_source:
+        raise ValueError(f"{options.name} is not an encoder-decoder; leave out --source-length.")
+    return Workload(
+        batch_size=options.batch_size,
+        length=length,
+        source_length=(options.source_length or length) if has_source else 0,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        remat=options.remat,
+        dtype=options.dtype,
+        expert_capacity_factor=options.expert_capacity_factor,
+        optimizer=options.optimizer,
+    )
 
 
 def choose_mesh_shape(

@@ -45,10 +45,9 @@ class Benchmark:
 
 def main(options: Benchmark) -> Path:
     """Run every case and write its measurements; returns the results folder."""
-    size = PRESETS[options.preset]
-    size = replace(
-        size, num_layers=options.layers or size.num_layers, length=options.length or size.length
-    )
+    preset = PRESETS[options.preset]
+    num_layers, length = options.layers or preset.num_layers, options.length or preset.length
+    size = replace(preset, num_layers=num_layers, length=length)
     devices = options.devices or math.gcd(num_cores(), size.batch_size)
     prepare_environment(devices)
     output = options.output or Path("runs") / f"benchmark-{options.preset}"
@@ -57,11 +56,7 @@ def main(options: Benchmark) -> Path:
         "flags": flag_text(options),
         "size": asdict(size),
         "simulated_devices": devices,
-        "machine": {
-            "cores": num_cores(),
-            "architecture": platform.machine(),
-            "processor": processor_name(),
-        },
+        "machine": machine_info(),
         "versions": package_versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "load": os.getloadavg()[0],
@@ -120,12 +115,16 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processor_name() -> str:
-    """Model name of the processor, where the system reports it."""
+def machine_info() -> dict[str, str | int]:
+    """Cores, architecture, and the processor's model name where the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor()
+    return {
+        "cores": num_cores(),
+        "architecture": platform.machine(),
+        "processor": named[0] if named else platform.processor(),
+    }
 
 
 def package_versions() -> dict[str, str]:

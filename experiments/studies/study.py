@@ -172,7 +172,34 @@ def run_variants(
     training = StudyTraining(
         text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh
     )
-    description = {
+    results = StudyResults(output, study_description(study, name, run, variants, text, seeds))
+    results_in_order = []
+    for index, variant in enumerate(variants, start=1):
+        title = f"{index}/{len(variants)} {variant.name}"
+        numbers = results.load(variant)
+        if numbers is None:
+            title += f", {study.seeds} seeds on {mesh.size} device(s)"
+            numbers = run_variant(variant, training, text, extra_metric, title)
+            numbers = results.save(variant, numbers)
+        else:
+            print(f"{title}: already finished.", flush=True)
+        results_in_order.append(numbers)
+    speeds_in_order = results.throughputs(variants, training)
+    for numbers, speeds in zip(results_in_order, speeds_in_order, strict=True):
+        numbers["speeds"] = speeds
+    return results_in_order
+
+
+def study_description(
+    study: Study,
+    name: str,
+    run: Pretrain,
+    variants: Sequence[Variant],
+    text: PackedCorpus,
+    seeds: Sequence[int],
+) -> ResultDict:
+    """The settings on which all results depend, and the names of the variants."""
+    return {
         "study": name,
         "size": study.size if study.run is None else study.run,
         "seeds": list(seeds),
@@ -187,26 +214,6 @@ def run_variants(
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
         "variants": [variant.name for variant in variants],
     }
-    results = StudyResults(output, description)
-    results_in_order = []
-    for index, variant in enumerate(variants, start=1):
-        numbers = results.load(variant)
-        if numbers is None:
-            title = (
-                f"{index}/{len(variants)} {variant.name}, "
-                f"{study.seeds} seeds on {mesh.size} device(s)"
-            )
-            numbers = results.save(
-                variant, run_variant(variant, training, text, extra_metric, title)
-            )
-        else:
-            print(f"{index}/{len(variants)} {variant.name}: already finished.", flush=True)
-        results_in_order.append(numbers)
-    for numbers, speeds in zip(
-        results_in_order, results.throughputs(variants, training), strict=True
-    ):
-        numbers["speeds"] = speeds
-    return results_in_order
 
 
 def run_variant(

@@ -75,13 +75,7 @@ def make_variants(axis: str, run: Pretrain, names: Collection[str] = ()) -> list
             "--variants VALUE VALUE ..."
         )
     if "." in axis:
-        return [
-            base_variant,
-            *(
-                with_field(base_variant, axis, parse_field_value(base_variant, axis, x), x)
-                for x in names
-            ),
-        ]
+        return [base_variant, *(with_parsed_field(base_variant, axis, x) for x in names)]
     if axis not in AXES:
         raise ValueError(
             f"There is no axis {axis!r}. Axes: {', '.join(AXES)}, or a field, such as model.norm."
@@ -91,38 +85,30 @@ def make_variants(axis: str, run: Pretrain, names: Collection[str] = ()) -> list
         variants = [with_field(base_variant, path, value, name) for name, value in values.items()]
     else:
         variants = list(VARIANT_MAKERS[axis](base_variant, run))
-    equal_to_base = [
-        variant for variant in variants if replace(variant, name=base_variant.name) == base_variant
-    ]
-    baseline, *other_variants = [
-        *(equal_to_base[:1] or [base_variant]),
-        *(variant for variant in variants if variant not in equal_to_base[:1]),
-    ]
-    if not names:
-        return [baseline, *other_variants]
-    by_name = {variant.name: variant for variant in other_variants}
+    equal_to_base = (x for x in variants if replace(x, name=base_variant.name) == base_variant)
+    baseline = next(equal_to_base, base_variant)
+    by_name = {variant.name: variant for variant in variants if variant != baseline}
     for name in names:
         if name == baseline.name:
             raise ValueError(f"{name!r} is the baseline, which is always trained.")
-        word = name.removesuffix(", gated")
-        if name not in by_name and axis == "activation" and word in ACTIVATIONS:
-            by_name |= {
-                variant.name: variant
-                for variant in activation_variants(base_variant, run, [word], [word])
-            }
-        elif name not in by_name and axis == "position" and name.endswith(")"):
-            path, without_added = (
-                "model.attention.positions",
-                replace(base_variant, model=without_positions(run)),
-            )
-            by_name[name] = with_field(
-                without_added, path, parse_field_value(without_added, path, name), name
-            )
+        if name not in by_name:
+            unlisted = unlisted_variants(axis, name, base_variant, run)
+            by_name |= {variant.name: variant for variant in unlisted}
         if name not in by_name:
             raise ValueError(
                 f"Axis {axis} has no variant {name!r}. Variants: {'; '.join(by_name)}."
             )
-    return [baseline, *(variant for name, variant in by_name.items() if name in names)]
+    return [baseline, *(x for name, x in by_name.items() if not names or name in names)]
+
+
+def unlisted_variants(axis: str, name: str, baseline: Variant, run: Pretrain) -> Iterator[Variant]:
+    """Variants by an imported activation, or by a position encoding as a Python expression."""
+    word = name.removesuffix(", gated")
+    if axis == "activation" and word in ACTIVATIONS:
+        yield from activation_variants(baseline, run, [word], [word])
+    elif axis == "position" and name.endswith(")"):
+        without_added = replace(baseline, model=without_positions(run))
+        yield with_parsed_field(without_added, "model.attention.positions", name)
 
 
 def with_model_changes(variant: Variant, name: str, **changes: Any) -> Variant:
@@ -141,11 +127,13 @@ def with_field(variant: Variant, path: str, value: Any, name: str) -> Variant:
     return replace(set_field(variant, path), name=name)
 
 
-def parse_field_value(variant: Variant, path: str, text: str) -> Any:
-    """Parse a field value: a Python literal, an option's repr, or one of its strings."""
+def with_parsed_field(variant: Variant, path: str, text: str) -> Variant:
+    """Variant whose field is a Python literal, an option's repr, or one of its strings."""
     hint = field_type(variant, path)
     value = text if text in get_args(hint) else from_python(text, dataclasses_by_name([hint]))
-    return (value,) if get_origin(hint) is tuple and not isinstance(value, tuple) else value
+    if get_origin(hint) is tuple and not isinstance(value, tuple):
+        value = (value,)
+    return with_field(variant, path, value, text)
 
 
 def field_type(config: Any, path: str) -> Any:
