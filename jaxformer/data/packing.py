@@ -61,8 +61,6 @@ def pack(
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
     digest, size = _corpus_digest(documents, tokenizer, row_length=row_length)
-    if not size.num_documents:
-        raise ValueError("There are no documents to pack.")
     final = Path(folder) / digest
     if final.exists():
         try:
@@ -81,23 +79,7 @@ def pack(
                     if on_progress is not None:
                         on_progress(num_bytes_done, size.num_bytes)
                 writer.finish()
-            if size.has_instructions and not writer.num_bytes:
-                raise ValueError(
-                    f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
-                    "tokens without an answer; use longer rows."
-                    if writer.num_truncated
-                    else f"The answers of {size.num_documents} instructions are empty."
-                )
-            metadata = {
-                "end_of_text": tokenizer.end_of_text,
-                "bos_token_id": bos_token_id(tokenizer),
-                "num_documents": writer.num_documents,
-                "num_bytes": writer.num_bytes,
-                "num_targets": writer.num_targets,
-            }
-            _write_metadata(partial, metadata)
-            # Opened before it is renamed, as another process may replace the final folder.
-            rows = open_packed(partial)
+            rows = _open_written(partial, writer, tokenizer, size, row_length)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -196,6 +178,8 @@ def _corpus_digest(
                 *((len(text), counts) for text, counts in document.spans),
             ]
             digest.update(json.dumps(span_info).encode())
+    if not size.num_documents:
+        raise ValueError("There are no documents to pack.")
     return digest.hexdigest()[:32], size
 
 
@@ -233,6 +217,29 @@ def _is_intact(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _open_written(
+    folder: Path, writer: RowWriter, tokenizer: Tokenizer, size: CorpusSize, row_length: int
+) -> PackedRows:
+    """Complete a folder of rows by its metadata, and open it; error if no answer fits in a row."""
+    if size.has_instructions and not writer.num_bytes:
+        raise ValueError(
+            f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
+            "tokens without an answer; use longer rows."
+            if writer.num_truncated
+            else f"The answers of {size.num_documents} instructions are empty."
+        )
+    metadata = {
+        "end_of_text": tokenizer.end_of_text,
+        "bos_token_id": bos_token_id(tokenizer),
+        "num_documents": writer.num_documents,
+        "num_bytes": writer.num_bytes,
+        "num_targets": writer.num_targets,
+    }
+    _write_metadata(folder, metadata)
+    # Opened before it is renamed, as another process may replace the final folder.
+    return open_packed(folder)
 
 
 def _write_metadata(folder: Path, metadata: dict[str, int]) -> None:

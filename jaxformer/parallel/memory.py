@@ -14,7 +14,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
 from jaxformer.layers.stack import LAYER_GROUPS
-from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES, check_divisible
+from jaxformer.parallel.mesh import MESH_AXES, check_divisible, num_batch_shards
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
 PARAM_BYTES = 4  # float32
@@ -85,18 +85,15 @@ def estimate_memory(
     """
     if optimizer not in get_args(OptimizerKind):
         raise ValueError(f"optimizer must be one of {get_args(OptimizerKind)}; got {optimizer!r}.")
-    lengths = [length, source_length] if source_length else [length]
     check_divisible(
         config,
         mesh_shape,
         batch_size=batch_size,
-        lengths=lengths,
+        lengths=[length, source_length] if source_length else [length],
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
     axis_sizes = {name: mesh_shape.get(name, 1) for name in MESH_AXES}
-    rows = batch_size // (
-        math.prod(axis_sizes[name] for name in BATCH_AXES) * gradient_accumulation_steps
-    )
+    rows = batch_size // (num_batch_shards(axis_sizes) * gradient_accumulation_steps)
     compute_bytes = jnp.dtype(dtype).itemsize
     tensor, context = axis_sizes["tensor"], axis_sizes["context"]
     platform = "gpu" if fused_attention else "cpu"
@@ -113,9 +110,8 @@ def estimate_memory(
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
         fused_attention=fused_attention,
     )
-    local_sizes = [
-        (x, _local_size(x, axis_sizes)) for x in jax.tree.leaves(parameter_metadata(config))
-    ]
+    metadata = jax.tree.leaves(parameter_metadata(config))
+    local_sizes = [(x, _local_size(x, axis_sizes)) for x in metadata]
     parameters = sum(share for _, share in local_sizes)
     return MemoryEstimate(
         parameters=PARAM_BYTES * parameters,

@@ -234,9 +234,8 @@ def check_divisible(
 
 def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
     """Messages for each size of the model that its mesh axis does not divide."""
-    vocabularies = {"vocab_size": config.vocab_size}
-    if (source_vocab_size := config.topology.source_vocab_size) is not None:
-        vocabularies["source_vocab_size"] = source_vocab_size
+    source_vocab_size = config.topology.source_vocab_size or 0
+    vocabularies = {"vocab_size": config.vocab_size, "source_vocab_size": source_vocab_size}
 
     def uneven(name: str, size: int, axis: str) -> Iterator[str]:
         if size % n[axis]:
@@ -269,10 +268,8 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
                 yield from uneven(f"{prefix}hidden_dim", option.hidden_dim, "tensor")
                 continue
             declared = option.parameters(config.model_dim).values()
-            sizes_by_axis = [
-                zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared
-            ]
-            for name, size in dict.fromkeys(chain(*sizes_by_axis)):
+            sizes = [zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared]
+            for name, size in dict.fromkeys(chain(*sizes)):
                 if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
                     yield from uneven(f"{prefix}{type(option).__name__}'s {name}", size, "tensor")
     if n["expert"] > 1 and not num_moe_layers:

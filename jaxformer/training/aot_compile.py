@@ -175,10 +175,8 @@ def compile_update(
         remat=work.remat,
         expert_capacity_factor=work.expert_capacity_factor,
     )
-    kinds = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}
-    optimizer_config = OptimizerConfig(
-        schedule=Constant(peak=1e-3), optimizer=kinds[work.optimizer]()
-    )
+    kind = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}[work.optimizer]
+    optimizer_config = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind())
     optimizer = make_optimizer(optimizer_config, 1, parameter_metadata(config))
     update = make_train_step(
         model, optimizer, mesh, gradient_accumulation_steps=work.gradient_accumulation_steps
