@@ -249,7 +249,8 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
     num_moe_layers = 0
     for stack_name, (stack, num_layers) in reversed(config.stacks.items()):
         prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""
-        for attention in dict.fromkeys(layer.attention for layer in stack.distinct_layers):
+        layers = [stack.layer(i) for i in range(num_layers)]
+        for attention in dict.fromkeys(layer.attention for layer in layers):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             if indivisible_heads := attention.indivisible_heads(n["tensor"]):
                 yield f"{prefix}{indivisible_heads}"
@@ -258,7 +259,7 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
                     f"context {n['context']}, but {type(attention).__name__} is recurrent over "
                     "the sequence, which cannot be sharded"
                 )
-        for feed_forward in {stack.layer(i).feed_forward for i in range(num_layers)}:
+        for feed_forward in dict.fromkeys(layer.feed_forward for layer in layers):
             option: Any = feed_forward
             if option.is_moe:
                 num_moe_layers += 1
