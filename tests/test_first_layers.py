@@ -11,8 +11,9 @@ import pytest
 from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.training.run_config import print_run
-from jaxformer import Transformer, costs, generate, inspect
+from jaxformer import Transformer, costs, generate, inspect, save_pretrained
 from jaxformer import config as c
+from jaxformer.generation import unroll
 from jaxformer.layers import empty_cache
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, texts
@@ -154,8 +155,24 @@ def test_it_is_a_flag():
 
 
 def test_every_rope_is_scaled():
-    scaled = DEEPSEEK.with_rope_scaling(c.LinearScaling(factor=2.0))
-    assert {x.rope.scaling for x in scaled.distinct_layers} == {c.LinearScaling(factor=2.0)}
+    scaling = c.LinearScaling(factor=2.0)
+    for config in MODELS.values():
+        ropes = [layer.rope for layer in config.with_rope_scaling(scaling).distinct_layers]
+        assert {rope.scaling for rope in ropes if rope is not None} == {scaling}
+
+
+def test_a_model_of_first_layers_alone_is_changed_layer_by_layer():
+    alone, params = unroll(DEEPSEEK, random_params(DEEPSEEK))
+    with pytest.raises(ValueError, match="All 4 layers are first_layers, which keep their pos"):
+        alone.with_positions(c.Alibi())
+    with pytest.raises(ValueError, match="first_layers cannot be exported; .* before `unroll`"):
+        save_pretrained("nowhere", alone, params)
+
+
+def test_a_model_without_attention_is_made_small_too():
+    for fields in ({}, {"first_layers": (c.Layer(attention=HEADS, feed_forward=DENSE),)}):
+        small = model(c.NoAttention(), (DENSE,), num_layers=4, **fields).tiny()
+        assert small.model_dim > 0 and small.tiny() == small
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,7 @@ def test_a_layer_has_one_window_and_one_kind_of_positions():
 
 
 def test_parameters_of_another_depth_are_refused():
-    with pytest.raises(ValueError, match=r"Parameters of the decoder have 4 layers .* has 5 in"):
+    with pytest.raises(ValueError, match=r"have 4 layers \(1 first layers, .* has 5 \(1 first"):
         jitted_forward(replace(DEEPSEEK, num_layers=5))(
             random_params(DEEPSEEK), jnp.ones((1, 2), int)
         )

@@ -135,6 +135,7 @@ def main(settings: Settings) -> None:
 
     with Checkpoints(f"{settings.output}/checkpoints") as checkpoints:
         if checkpoints.latest_step() is not None:
+            assert checkpoints.read_description()["text"] == settings.text, "pass a new --output"
             state = checkpoints.restore(None, state)
             print(f"resumed after step {state.step}")
         for step in range(int(state.step) + 1, settings.steps + 1):

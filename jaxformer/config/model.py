@@ -211,6 +211,11 @@ class TransformerConfig:
         Raises:
             ValueError: The attention has no position option, or does not support these.
         """
+        if len(self.first_layers) == self.num_layers:
+            raise ValueError(
+                f"All {self.num_layers} layers are first_layers, which keep their positions; set "
+                "those of each Layer."
+            )
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
@@ -241,6 +246,8 @@ class TransformerConfig:
         """
 
         def scale(attention: Any) -> Any:
+            if isinstance(attention, Hybrid):
+                return replace(attention, kinds=tuple(map(scale, attention.kinds)))
             kinds = attention.positions
             if not any(isinstance(kind, Rope) for kind in kinds):
                 return attention
@@ -261,13 +268,14 @@ class TransformerConfig:
         depth is a multiple of it, and scales that are a power of a width.
         """
         attention = self.attention.tiny()
-        width = attention.heads_width
+        first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
+        tiny_kinds = attention, *(layer.attention for layer in first_layers)
+        width = max(kind.heads_width for kind in tiny_kinds) or 4 * TINY_HEAD_DIM
         heads_fill_width = self.attention.heads_width == self.model_dim
         model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
         feed_forward = tiny_feed_forwards(self.feed_forward)
         period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
         _, remainder = self.count_repeats(self.num_layers)
-        first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
         return replace(
             self,

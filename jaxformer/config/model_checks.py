@@ -24,10 +24,10 @@ def check_model(config: Any) -> None:
         f"num_layers must be at least the number of first_layers, {len(config.first_layers)}; "
         f"got {config.num_layers}.",
     )
-    first_kinds = [layer.attention for layer in config.first_layers]
-    decoder_kinds = (*first_kinds, *config.attention_kinds)
+    decoder_kinds = kinds = [layer.attention for layer in config.distinct_layers]
     check_shared_bias(decoder_kinds)
-    kinds = (*decoder_kinds, *config.encoder_config.attention_kinds)
+    if config.topology.is_encoder_decoder:
+        kinds = [*decoder_kinds, *config.encoder_config.attention_kinds]
     check_causal_kinds(config, kinds)
     check_sinusoids(config, kinds)
     check_cross_attention(config, decoder_kinds)

@@ -169,6 +169,11 @@ def choose_family(
         raise ValueError(
             f"family {name!r} is not supported; supported are {', '.join(sorted(FAMILIES))}."
         )
+    if config.first_layers:
+        raise ValueError(
+            "No family can represent this configuration: its first_layers cannot be exported; of "
+            "an unrolled model, save configuration and parameters from before `unroll`."
+        )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
     kinds = {type(stack.attention) for stack in (config, config.encoder_config)}

@@ -225,9 +225,10 @@ class Stack(nn.Module):
         if (len(first), depth, len(layers), len(tail)) != expected:
             count = len(first) + depth * len(layers) + len(tail)
             raise ValueError(
-                f"Parameters of the {self.name} have {count} layers in a pattern of "
-                f"{len(layers) or len(tail)}, but the configuration has {self.num_layers} in a "
-                f"pattern of {period or remainder}. Were the parameters made for another model?"
+                f"Parameters of the {self.name} have {count} layers ({len(first)} first layers, "
+                f"pattern of {len(layers) or len(tail)}), but the configuration has "
+                f"{self.num_layers} ({expected[0]} first layers, pattern of "
+                f"{period or remainder}). Were the parameters made for another model?"
             )
 
     @nn.nowrap

@@ -102,19 +102,19 @@ def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
     [
         (
             {"num_layers": 2},
-            "have 2 layers in a pattern of 1, but the configuration has 3 in a pattern of 1",
+            r"have 2 layers \(0 first .* pattern of 1\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
         (
             {"num_layers": 5},
-            "have 5 layers in a pattern of 1, but the configuration has 3 in a pattern of 1",
+            r"have 5 layers \(0 first .* pattern of 1\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
         (
             {"feed_forward": BASE.feed_forward * 2},
-            "have 3 layers in a pattern of 2, but the configuration has 3 in a pattern of 1",
+            r"have 3 layers \(0 first .* pattern of 2\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
         (
             {"feed_forward": BASE.feed_forward * 4},
-            "have 3 layers in a pattern of 3, but the configuration has 3 in a pattern of 1",
+            r"have 3 layers \(0 first .* pattern of 3\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
     ],
 )

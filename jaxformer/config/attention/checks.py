@@ -1,5 +1,6 @@
 """Checks that attention kinds share: heads, biases, per-layer positions and windows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxformer.checks import require, require_nonempty, require_positive
@@ -42,7 +43,7 @@ def check_layer_patterns(attention: Any) -> None:
             _check_rope(rope, attention)
 
 
-def check_shared_bias(kinds: tuple[Any, ...]) -> None:
+def check_shared_bias(kinds: Sequence[Any]) -> None:
     """Check that at most one bias is shared, by attention kinds with the same number of heads."""
     shared_biases = {p for kind in kinds for p in kind.positions if is_shared_bias(p)}
     head_counts = {kind.num_heads for kind in kinds if shared_biases & set(kind.positions)}
