@@ -69,6 +69,7 @@ def spelled_out(config, params):
 
 
 @by_model
+@pytest.mark.slow(but=["DeepSeek", "one branch"])
 def test_it_computes_what_the_same_layers_in_one_pattern_do(config):
     params, tokens = random_params(config), texts().tokens[:2, :9]
     assert len(params["decoder"].get("first_layers", ())) == len(config.first_layers)
@@ -115,7 +116,7 @@ def test_with_a_cache_it_is_the_whole_text_at_once(config):
 
 
 @by_model
-@pytest.mark.slow(but=["DeepSeek"])
+@pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(config):
     actual = after_a_step(config, (("data", 2), ("fsdp", 2), ("tensor", 2)))
     expected = after_a_step(config, (("data", 1),))
