@@ -37,7 +37,7 @@ from jaxformer.functional.attention.tiles import (
     slice_query_tile,
     update_if_visible,
 )
-from jaxformer.functional.collectives import pvary, pvary_like
+from jaxformer.functional.collectives import pvary, pvary_like, varying_axes
 from jaxformer.functional.platforms import target_platform
 
 # Queries and keys whose scores are there at a time: on a CPU what its caches hold; on a TPU v5e 512
@@ -184,7 +184,9 @@ def to_head_groups(
         dropout_keys,
     )
     groups = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), groups)
-    return jax.tree.map(lambda x: pvary(x, *extra_axes), pvary_like(groups, groups))
+    # In one step: the gradient of two would be two sums over devices, unordered beside the ring's.
+    axes = frozenset(extra_axes).union(*map(varying_axes, jax.tree.leaves(groups)))
+    return jax.tree.map(lambda x: pvary(x, *axes), groups)
 
 
 def from_head_groups(

@@ -21,12 +21,7 @@ from jaxformer.functional.attention.blockwise import (
 )
 from jaxformer.functional.attention.blockwise_gradient import cast_gradients, head_group_gradient
 from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
-from jaxformer.functional.attention.online_softmax import (
-    NEG_INF,
-    PartialAttention,
-    combine_partial_attention,
-    finish_partial_attention,
-)
+from jaxformer.functional.attention.online_softmax import NEG_INF
 from jaxformer.functional.attention.scores import Normalizer, resolve_scale
 from jaxformer.functional.attention.tiles import (
     KEY_FIELDS,
@@ -34,7 +29,7 @@ from jaxformer.functional.attention.tiles import (
     HeadGroup,
     position_fields,
 )
-from jaxformer.functional.collectives import pvary_like
+from jaxformer.functional.collectives import pvary, varying_axes
 from jaxformer.functional.platforms import target_platform
 
 OutputAndLse = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # output and log-sum-exp
@@ -205,17 +200,22 @@ def _shift_ring(axis_name: str, x: Any) -> Any:
 
 def _initial_partial(groups: HeadGroup) -> OutputAndLse:
     """Initial state of queries without keys: output 0, log-sum-exp NEG_INF."""
+    axes = varying_axes(groups.query)
     output = jnp.zeros((*groups.query.shape[:-1], groups.value.shape[-1]), jnp.float32)
     lse = jnp.full(groups.query.shape[:-1], NEG_INF, jnp.float32)
-    return pvary_like((output, lse), groups.query)
+    return pvary(output, *axes), pvary(lse, *axes)
 
 
 def _combine(a: OutputAndLse, b: OutputAndLse) -> OutputAndLse:
     """Combine outputs and log-sum-exps of two disjoint sets of keys."""
-    # The mean of values is their sum over weights that sum to 1, relative to the log-sum-exp.
-    partials = (PartialAttention(output, jnp.ones_like(lse), lse) for output, lse in (a, b))
-    both = combine_partial_attention(*partials)
-    return finish_partial_attention(both), both.max_score + jnp.log(both.denominator)
+    (output, lse), (output_b, lse_b) = a, b
+    max_lse = jnp.maximum(lse, lse_b)
+    weight_a, weight_b = jnp.exp(lse - max_lse), jnp.exp(lse_b - max_lse)
+    denominator = weight_a + weight_b
+    mean = (weight_a / denominator)[..., None] * output + (weight_b / denominator)[
+        ..., None
+    ] * output_b
+    return mean, max_lse + jnp.log(denominator)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -285,7 +285,7 @@ def _backward(
     ((query, bias), _, key_value_gradients), _ = jax.lax.scan(step, initial, jnp.arange(1, devices))
     key, value = (*_shift_ring(options.axis_name, key_value_gradients), None)[:2]  # home
     if options.key_is_value:  # the keys have all of it
-        value = pvary_like(jnp.zeros_like(key), key)
+        value = pvary(jnp.zeros_like(key), *varying_axes(key))
     return (cast_gradients(HeadGroup(query, key, value, None, bias, None), groups),)
 
 

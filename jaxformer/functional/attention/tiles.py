@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
 from jaxformer.functional.attention.scores import Normalizer
-from jaxformer.functional.collectives import pvary_like
+from jaxformer.functional.collectives import pvary, varying_axes
 from jaxformer.functional.linear import dropout
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ def update_if_visible(
 ) -> T:
     """Update the carry with a key tile if the block mask shows it; else return the carry."""
     # Both branches of the condition must vary over the same mesh axes.
-    index = pvary_like(index, visible)
+    index = pvary(index, *varying_axes(visible))
     return jax.lax.cond(visible, update, lambda number, carry: carry, index, carry)
 
 
