@@ -19,7 +19,7 @@ from experiments.command_line import parse_run
 from experiments.plan import main as plan
 from experiments.studies.variants import make_variants
 from experiments.training.run_config import print_run
-from jaxformer import Transformer, costs, inspect, options, save_pretrained, zoo
+from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.config import (
     GLU,
@@ -403,6 +403,22 @@ def test_a_bias_with_a_cache_is_that_of_the_whole_text(config):
 
 
 @lru_cache
+def assert_cached_is_whole(config):
+    """The last of nine tokens, read with a cache and written by `generate`, is the whole text's."""
+    tokens, params = texts().tokens[:2, :9], random_params(config)
+
+    @jax.jit
+    def apply(tokens, cache):
+        return Transformer(config).apply({"params": params}, tokens, cache=cache)
+
+    _, cache = apply(tokens[:, :8], empty_cache(config, (2,), 9))
+    last, _ = apply(tokens[:, 8:], cache)
+    whole = jitted_forward(config)(params, tokens)
+    np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
+    new = generate(config, params, tokens, max_new_tokens=1)
+    np.testing.assert_array_equal(new[:, -1], jnp.argmax(whole[:, -1], axis=-1))
+
+
 def after_a_step(config, sizes):
     """Loss, and parameters after a step by the whole gradient."""
     rule = OptimizerConfig(schedule=Constant(peak=1.0), optimizer=SGD(momentum=0.0), clip_norm=None)

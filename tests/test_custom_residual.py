@@ -12,12 +12,11 @@ import pytest
 from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.training.run_config import print_run
-from jaxformer import Transformer, costs, generate, options, save_pretrained, zoo
+from jaxformer import Transformer, costs, options, save_pretrained, zoo
 from jaxformer import config as c
 from jaxformer.config import TransformerConfig, from_json, to_json
-from jaxformer.layers import empty_cache
 from tests.small_models import jitted_forward, random_params
-from tests.test_custom_options import after_a_step, texts
+from tests.test_custom_options import after_a_step, assert_cached_is_whole, texts
 
 LLAMA = zoo.get("llama-2-7b").tiny()
 
@@ -88,19 +87,7 @@ def test_a_sum_is_what_there_is_without_an_option(block):
 @pytest.mark.parametrize("name", ["serial", "gated, sandwich"])
 @pytest.mark.slow(but=["serial"])
 def test_with_a_cache_it_is_the_whole_text_at_once(name):
-    config, tokens = CONFIGS[name], texts().tokens[:2, :9]
-    params = random_params(config)
-
-    @jax.jit
-    def apply(tokens, cache):
-        return Transformer(config).apply({"params": params}, tokens, cache=cache)
-
-    _, cache = apply(tokens[:, :8], empty_cache(config, (2,), 9))
-    last, _ = apply(tokens[:, 8:], cache)
-    whole = jitted_forward(config)(params, tokens)
-    np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
-    new = generate(config, params, tokens, max_new_tokens=1)
-    np.testing.assert_array_equal(new[:, -1], jnp.argmax(whole[:, -1], axis=-1))
+    assert_cached_is_whole(CONFIGS[name])
 
 
 def test_it_is_counted_printed_read_back_and_a_flag():

@@ -11,12 +11,11 @@ import pytest
 from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.training.run_config import print_run
-from jaxformer import Transformer, costs, generate, inspect, save_pretrained
 from jaxformer import config as c
+from jaxformer import costs, inspect, save_pretrained
 from jaxformer.generation import unroll
-from jaxformer.layers import empty_cache
 from tests.small_models import jitted_forward, random_params
-from tests.test_custom_options import after_a_step, texts
+from tests.test_custom_options import after_a_step, assert_cached_is_whole, texts
 
 HEADS = c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=4)
 LATENT = c.Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=4, value_dim=4)
@@ -101,18 +100,7 @@ def test_a_missing_branch_has_no_norm_and_no_parameters():
 @by_model
 @pytest.mark.slow(but=["DeepSeek"])
 def test_with_a_cache_it_is_the_whole_text_at_once(config):
-    tokens, params = texts().tokens[:2, :9], random_params(config)
-
-    @jax.jit
-    def apply(tokens, cache):
-        return Transformer(config).apply({"params": params}, tokens, cache=cache)
-
-    _, cache = apply(tokens[:, :8], empty_cache(config, (2,), 9))
-    last, _ = apply(tokens[:, 8:], cache)
-    whole = jitted_forward(config)(params, tokens)
-    np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
-    new = generate(config, params, tokens, max_new_tokens=1)
-    np.testing.assert_array_equal(new[:, -1], jnp.argmax(whole[:, -1], axis=-1))
+    assert_cached_is_whole(config)
 
 
 @by_model

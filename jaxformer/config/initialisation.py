@@ -13,12 +13,6 @@ from jaxformer.checks import check_fields, require_positive
 Shape = tuple[int, ...]
 
 
-def split_axes(shape: Shape, num_input_axes: int) -> tuple[range, range]:
-    """Axes of the inputs of a kernel, the first ones, and of its outputs."""
-    axes = range(len(shape))
-    return axes[:num_input_axes], axes[num_input_axes:]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Normal:
     """Normal with a fixed standard deviation.
@@ -40,8 +34,33 @@ class Normal:
         return initializers.normal(self.std / divisor)(key, shape, dtype)
 
 
+class VarianceScaling:
+    """Base of initialisers whose variance is gain ** 2 / a number of inputs or outputs."""
+
+    gain: float
+    mode: Literal["fan_in", "fan_avg"]
+    distribution: Literal["normal", "uniform"]
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "gain")
+
+    def sample(
+        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
+    ) -> Float[Array, "..."]:
+        """Sample an array, divided by `divisor`; its first `num_input_axes` axes are inputs."""
+        axes = range(len(shape))
+        return initializers.variance_scaling(
+            (self.gain / divisor) ** 2,
+            self.mode,
+            self.distribution,
+            in_axis=axes[:num_input_axes],
+            out_axis=axes[num_input_axes:],
+        )(key, shape, dtype)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FanIn:
+class FanIn(VarianceScaling):
     """Normal with standard deviation gain / sqrt(number of inputs).
 
     Attributes:
@@ -49,24 +68,12 @@ class FanIn:
     """
 
     gain: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "gain")
-
-    def sample(
-        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
-    ) -> Float[Array, "..."]:
-        """Sample an array, divided by `divisor`; its first `num_input_axes` axes are inputs."""
-        inputs, outputs = split_axes(shape, num_input_axes)
-        variance = (self.gain / divisor) ** 2
-        return initializers.variance_scaling(variance, "fan_in", "normal", inputs, outputs)(
-            key, shape, dtype
-        )
+    mode = "fan_in"
+    distribution = "normal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FanAverage:
+class FanAverage(VarianceScaling):
     """Uniform with variance gain ** 2 / mean(number of inputs, number of outputs) (Glorot).
 
     Attributes:
@@ -74,20 +81,8 @@ class FanAverage:
     """
 
     gain: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "gain")
-
-    def sample(
-        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
-    ) -> Float[Array, "..."]:
-        """Sample an array, divided by `divisor`; its first `num_input_axes` axes are inputs."""
-        inputs, outputs = split_axes(shape, num_input_axes)
-        variance = (self.gain / divisor) ** 2
-        return initializers.variance_scaling(variance, "fan_avg", "uniform", inputs, outputs)(
-            key, shape, dtype
-        )
+    mode = "fan_avg"
+    distribution = "uniform"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ def to_head_groups(
         dropout_keys,
     )
     groups = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), groups)
-    # In one step: the gradient of two would be two sums over devices, unordered beside the ring's.
+    # By one `pvary`, whose gradient is one sum over devices.
     axes = frozenset(extra_axes).union(*map(varying_axes, jax.tree.leaves(groups)))
     return jax.tree.map(lambda x: pvary(x, *axes), groups)
 
