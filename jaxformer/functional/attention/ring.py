@@ -1,7 +1,7 @@
 """Ring attention: attention over a sequence sharded over devices (context parallelism)."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,13 @@ from jaxformer.functional.attention.blockwise import (
 )
 from jaxformer.functional.attention.blockwise_gradient import cast_gradients, head_group_gradient
 from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
-from jaxformer.functional.attention.online_softmax import NEG_INF
+from jaxformer.functional.attention.online_softmax import (
+    NEG_INF,
+    PartialAttention,
+    combine_partial_attention,
+    finish_partial_attention,
+    log_denominator,
+)
 from jaxformer.functional.attention.scores import Normalizer, resolve_scale
 from jaxformer.functional.attention.tiles import (
     KEY_FIELDS,
@@ -29,9 +35,10 @@ from jaxformer.functional.attention.tiles import (
     HeadGroup,
     position_fields,
 )
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.platforms import target_platform
 
+T = TypeVar("T")
 OutputAndLse = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # output and log-sum-exp
 
 
@@ -92,12 +99,13 @@ def ring_attention(
         output_d, lse_d = `blockwise_attention` of query to the keys and values of device d
         output = sum over d of exp(lse_d - lse) output_d;      lse = logsumexp over d of lse_d
 
-    Keys, values, their positions and segments pass around the ring of devices, one step per device.
-    The backward pass sends them around once more, with their gradients, and recomputes scores, so
-    each device stores only its shard and memory is linear in the sequence length. Fully masked
-    tiles are skipped: with causal masks, devices have equal work if the sequence is sharded in
-    `zigzag_order`. Each forward step sends ``S * K * (H + Hv)`` numbers per sequence to the next
-    device, in total as many as an all-gather; a backward step also sends as many float32 gradients.
+    Keys and values pass around the ring of devices, one step per device; their positions and
+    segments are gathered before. The backward pass sends keys and values around once more, with
+    their gradients, and recomputes scores, so each device stores only its shard and memory is
+    linear in the sequence length. Fully masked tiles are skipped: with causal masks, devices have
+    equal work if the sequence is sharded in `zigzag_order`. Each forward step sends
+    ``S * K * (H + Hv)`` numbers per sequence to the next device, in total as many as an all-gather;
+    a backward step also sends as many float32 gradients.
     If key and value are the same array, it is sent once.
 
     Args:
@@ -140,7 +148,8 @@ def ring_attention(
         blockwise_options, query, key, value, mask, bias, dropout_key, axis_name
     )
     options = RingOptions(blockwise_options, axis_name, key.shape[-2], value is key)
-    return from_head_groups(_ring(options, groups), query, key)
+    key_positions = _gather_key_positions(options, groups)
+    return from_head_groups(_ring(options, groups, key_positions), query, key)
 
 
 def _block_size(length: int) -> int:
@@ -168,20 +177,27 @@ class RingOptions(NamedTuple):
     key_is_value: bool  # whether keys are the values
 
 
-def _ring_payload(options: RingOptions, groups: HeadGroup) -> Any:
-    """Return what the ring sends: keys, values, and one copy of the key positions."""
-    positions = jax.tree.map(
-        lambda x: x[:: options.num_kv_heads], position_fields(groups, KEY_FIELDS)
+def _gather_key_positions(options: RingOptions, groups: HeadGroup) -> Any:
+    """Gather the key positions and segments of all devices, one copy for all heads."""
+    return jax.tree.map(
+        lambda x: jax.lax.all_gather(x[:: options.num_kv_heads], options.axis_name),
+        position_fields(groups, KEY_FIELDS),
     )
-    return groups.key, None if options.key_is_value else groups.value, positions
+
+
+def _ring_payload(options: RingOptions, groups: HeadGroup) -> Any:
+    """Return what the ring sends: keys and values."""
+    return groups.key, None if options.key_is_value else groups.value
 
 
 def _with_remote_keys(
-    options: RingOptions, groups: HeadGroup, payload: Any, owner: Int[Array, ""]
+    options: RingOptions, groups: HeadGroup, key_positions: Any, payload: Any, owner: Int[Array, ""]
 ) -> HeadGroup:
     """Replace keys, values and key positions of the `HeadGroup`s by those of another device."""
-    key, value, positions = payload
-    positions = jax.tree.map(lambda x: jnp.repeat(x, options.num_kv_heads, axis=0), positions)
+    key, value = payload
+    positions = jax.tree.map(
+        lambda x: jnp.repeat(x[owner], options.num_kv_heads, axis=0), key_positions
+    )
     replacements = {
         name: getattr(groups, name)._replace(**fields) for name, fields in positions.items()
     }
@@ -200,37 +216,34 @@ def _shift_ring(axis_name: str, x: Any) -> Any:
 
 def _initial_partial(groups: HeadGroup) -> OutputAndLse:
     """Initial state of queries without keys: output 0, log-sum-exp NEG_INF."""
-    axes = varying_axes(groups.query)
     output = jnp.zeros((*groups.query.shape[:-1], groups.value.shape[-1]), jnp.float32)
     lse = jnp.full(groups.query.shape[:-1], NEG_INF, jnp.float32)
-    return pvary(output, *axes), pvary(lse, *axes)
+    return pvary_like((output, lse), groups.query)
 
 
 def _combine(a: OutputAndLse, b: OutputAndLse) -> OutputAndLse:
     """Combine outputs and log-sum-exps of two disjoint sets of keys."""
-    (output, lse), (output_b, lse_b) = a, b
-    max_lse = jnp.maximum(lse, lse_b)
-    weight_a, weight_b = jnp.exp(lse - max_lse), jnp.exp(lse_b - max_lse)
-    denominator = weight_a + weight_b
-    mean = (weight_a / denominator)[..., None] * output + (weight_b / denominator)[
-        ..., None
-    ] * output_b
-    return mean, max_lse + jnp.log(denominator)
+    # A mean of values is their sum over weights that sum to 1, relative to the log-sum-exp.
+    partials = (PartialAttention(output, jnp.ones_like(lse), lse) for output, lse in (a, b))
+    both = combine_partial_attention(*partials)
+    return finish_partial_attention(both), log_denominator(both)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(options: RingOptions, groups: HeadGroup) -> Float32[Array, "U G T Hv"]:
-    return _forward(options, groups)[0]
+def _ring(
+    options: RingOptions, groups: HeadGroup, key_positions: Any
+) -> Float32[Array, "U G T Hv"]:
+    return _forward(options, groups, key_positions)[0]
 
 
-def _forward(options: RingOptions, groups: HeadGroup) -> Any:
+def _forward(options: RingOptions, groups: HeadGroup, key_positions: Any) -> Any:
     device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
 
     def attend_remote(payload: Any, owner: Array) -> OutputAndLse:
         return map_head_groups(
             head_group_attention,
             options.blockwise,
-            _with_remote_keys(options, groups, payload, owner),
+            _with_remote_keys(options, groups, key_positions, payload, owner),
         )
 
     def step(
@@ -245,19 +258,31 @@ def _forward(options: RingOptions, groups: HeadGroup) -> Any:
     (partial, payload), _ = jax.lax.scan(step, initial, jnp.arange(devices - 1))
     total = _combine(partial, attend_remote(payload, (device - 1) % devices))
     output, lse = (checkpoint_name(x, BLOCKWISE_REMAT_NAME) for x in total)
-    return output, (groups, output, lse)
+    return output, (groups, key_positions, output, lse)
+
+
+def _wait_for(dependency: Float32[Array, "..."], tree: T) -> T:
+    """Return the tree, on a CPU by an operation that needs the dependency.
+
+    XLA for CPUs runs a collective beside a loop with collectives where no data order them, so that
+    devices hang or receive the other's data; and it removes `jax.lax.optimization_barrier`.
+    """
+    if target_platform() != "cpu":
+        return tree
+    zero = 0.0 * dependency.ravel()[0]
+    return jax.tree.map(lambda x: x + zero.astype(x.dtype), tree)
 
 
 def _backward(
     options: RingOptions, residuals: Any, d_output: Float32[Array, "U G T Hv"]
-) -> tuple[HeadGroup]:
+) -> tuple[HeadGroup, None]:
     """Backward ring: each device adds to the gradients of the keys and values that pass."""
-    groups, output, lse = residuals
+    groups, key_positions, output, lse = residuals
     device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
 
     def remote_gradient(payload: Any, owner: Array) -> tuple[Any, Any]:
         """Gradients of query and bias (which stay) and of keys and values (which move on)."""
-        remote_groups = _with_remote_keys(options, groups, payload, owner)
+        remote_groups = _with_remote_keys(options, groups, key_positions, payload, owner)
         gradients = map_head_groups(
             head_group_gradient, options.blockwise, remote_groups, output, lse, d_output
         )
@@ -281,12 +306,13 @@ def _backward(
 
     payload = _ring_payload(options, groups)
     local_gradients, key_value_gradients = remote_gradient(payload, device)
-    initial = local_gradients, _shift_ring(options.axis_name, payload), key_value_gradients
+    next_payload = _shift_ring(options.axis_name, _wait_for(lse, payload))
+    initial = local_gradients, next_payload, key_value_gradients
     ((query, bias), _, key_value_gradients), _ = jax.lax.scan(step, initial, jnp.arange(1, devices))
     key, value = (*_shift_ring(options.axis_name, key_value_gradients), None)[:2]  # home
     if options.key_is_value:  # the keys have all of it
-        value = pvary(jnp.zeros_like(key), *varying_axes(key))
-    return (cast_gradients(HeadGroup(query, key, value, None, bias, None), groups),)
+        value = pvary_like(jnp.zeros_like(key), key)
+    return cast_gradients(HeadGroup(query, key, value, None, bias, None), groups), None
 
 
 _ring.defvjp(_forward, _backward)

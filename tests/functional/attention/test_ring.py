@@ -1,5 +1,6 @@
 """Attention around a ring of devices that share a text is attention."""
 
+import re
 from functools import partial
 
 import jax
@@ -219,6 +220,26 @@ def test_dropout_is_other_for_each_pair_of_halves():
     tiles = tiles.transpose(0, 2, 1, 3).reshape((2 * DEVICES) ** 2, -1)
     assert 0.4 < left.mean() < 0.6
     assert len(np.unique(tiles, axis=0)) == len(tiles)
+
+
+def test_the_backward_ring_starts_after_the_forward_ring(arrays):
+    """A CPU would start a permute that needs keys alone beside the forward ring: devices hang."""
+    attend = around(partial(ring_attention, axis_name="context"))
+    gradient = jax.jit(jax.grad(lambda *x: attend(*x).sum(), argnums=(0, 1, 2)))
+    hlo = gradient.lower(*arrays).compile().as_text()
+    operands = {
+        name: (kind, re.findall(r"%[\w.-]+", rest))
+        for name, kind, rest in re.findall(
+            r"(%[\w.-]+) = .*? ([a-z-]+)\((.*?)\)[,\n]", hlo[hlo.index("ENTRY") :]
+        )
+    }
+
+    def follows_a_loop(name):
+        kind, inputs = operands.get(name, ("", []))
+        return kind == "while" or any(map(follows_a_loop, inputs))
+
+    permutes = [name for name, (kind, _) in operands.items() if kind == "collective-permute"]
+    assert permutes and all(map(follows_a_loop, permutes))
 
 
 @pytest.mark.parametrize("length, devices", [(16, 4), (24, 2), (6, 1)])
