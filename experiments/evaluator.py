@@ -106,5 +106,7 @@ def load_evaluator(run: Evaluate) -> Evaluator:
     """Load the model of --checkpoint onto the mesh."""
     simulate_cpu_devices(run.devices)
     mesh = make_mesh(run.mesh, select_devices(run.devices))
-    model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    model = load_model(
+        run.checkpoint, run.step, ignore=run.ignore, mesh=mesh, dtype=run.dtype, to_decode=True
+    )
     return Evaluator(model._replace(chat_template=run.chat_template), mesh, run)

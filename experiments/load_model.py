@@ -8,13 +8,16 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from experiments.training.resume import tokenizer_digest
 from experiments.training.run_config import AnyRunConfig, RunConfig
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
+from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
 from jaxformer.interop import fetch_folder, load_config, load_pretrained
 from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_divisible
@@ -138,6 +141,8 @@ def load_model(
     *,
     ignore: Collection[str] = (),
     mesh: Mesh | None = None,
+    dtype: DTypeLike = "float32",
+    to_decode: bool = False,
 ) -> LoadedModel:
     """Load a model from a run folder or a Hugging Face folder.
 
@@ -147,6 +152,8 @@ def load_model(
             held-out loss.
         ignore: Attributes of config.json to ignore, if they do not affect the model.
         mesh: Mesh over which the parameters are sharded.
+        dtype: Dtype of the parameters.
+        to_decode: Whether to unroll the layers, where that decodes faster.
 
     Raises:
         ValueError: The folder is neither, or damaged; or `step` or `ignore` does not apply to it.
@@ -154,12 +161,12 @@ def load_model(
     if (reached(folder) / "checkpoints").is_dir():
         if ignore:
             raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
-        return load_from_run(folder, step, mesh)
+        return load_from_run(folder, step, mesh, dtype, to_decode)
     if (folder / "config.json").is_file():
         if step is not None:
             checkpoint_text = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
             raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
-        return load_from_hugging_face(folder, ignore, mesh)
+        return load_from_hugging_face(folder, ignore, mesh, dtype, to_decode)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; pass the output folder of a run, or a "
         "Hugging Face folder."
@@ -241,7 +248,11 @@ def copy_files(source: Path, folder: Path, *names: str) -> None:
 
 
 def load_from_run(
-    folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None
+    folder: Path,
+    step: int | Literal["best"] | None,
+    mesh: Mesh | None,
+    dtype: DTypeLike,
+    to_decode: bool,
 ) -> LoadedModel:
     """Load configuration, parameters and tokenizer of a training run."""
     with Checkpoints(storage_path(folder) / "checkpoints") as checkpoints:
@@ -258,8 +269,11 @@ def load_from_run(
         config = config_of_description(description, folder)
         if mesh is not None:
             check_divisible(config, mesh.shape)
+        unroll, params = to_decode and decodes_faster_unrolled(config), dict[str, Any]()
         shapes = abstract_parameters(config, mesh)
-        state = checkpoints.restore(step, {"params": shapes}, partial=True)
+        for path, array in checkpoints.restore_one_by_one(step, {"params": shapes}):
+            arrays = {path.removeprefix("params/"): array.astype(dtype)}
+            params |= unroll_arrays(config, arrays) if unroll else arrays
     local_folder = download(folder, READ_CACHE_ROOT)
     tokenizer = data.load_tokenizer(local_folder)
     if tokenizer_digest(tokenizer) != description["tokenizer"]:
@@ -270,16 +284,24 @@ def load_from_run(
     start = (tokenizer.end_of_text if pairs else data.bos_token_id(tokenizer),)
     stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
     return LoadedModel(
-        config, state["params"], tokenizer, local_folder, start, stop, row_length=length, step=step
+        config.unroll() if unroll else config,
+        unflatten_dict(params, sep="/"),
+        tokenizer,
+        local_folder,
+        start,
+        stop,
+        row_length=length,
+        step=step,
     )
 
 
 def load_from_hugging_face(
-    folder: Path, ignore: Collection[str] = (), mesh: Mesh | None = None
+    folder: Path, ignore: Collection[str], mesh: Mesh | None, dtype: DTypeLike, to_decode: bool
 ) -> LoadedModel:
     """Load configuration, parameters, tokenizer and special tokens of a Hugging Face folder."""
     tokenizer = data.load_tokenizer(folder)
-    config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
+    unroll = to_decode and decodes_faster_unrolled(load_config(folder, ignore=ignore))
+    config, params = load_pretrained(folder, dtype, ignore=ignore, mesh=mesh, unroll=unroll)
     settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
     start = (settings.get("bos_token_id", stop[0]),)
     if isinstance(config.topology, EncoderDecoder):

@@ -225,6 +225,20 @@ class TransformerConfig:
             case attention:
                 return replace(self, attention=replace(attention, positions=positions))
 
+    def unroll(self) -> TransformerConfig:
+        """Return a copy whose layers are all `first_layers`, with parameters of their own.
+
+        Returns:
+            The same model; see `generation.unroll` for its parameters.
+
+        Raises:
+            ValueError: The model is an encoder.
+        """
+        if not self.topology.has_decoder:
+            raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {self.topology}.")
+        layers = tuple(self.layer(i).to_layer() for i in range(self.num_layers))
+        return replace(self, first_layers=layers)
+
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
         """Return a copy with this RoPE scaling, for contexts longer than in training.
 

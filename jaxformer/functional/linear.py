@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.platforms import target_platform
+from jaxformer.functional.matmul_precision import matmul
 
 
 @typechecked
@@ -43,14 +43,8 @@ def linear(
     check_linear(x, kernel, bias, axes=axes)
     out = kernel.shape[axes:]
     batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
-    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with bfloat16
-    # operands, so the backward pass could not use bfloat16 matrix units.
     rows, matrix = x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out))
-    if len(rows) == 1 and target_platform() == "gpu":
-        # For one row and a matrix of up to 1e7 numbers, XLA stores all products before the sum.
-        y = jnp.matmul(jnp.pad(rows, [(0, 1), (0, 0)]), matrix)[:1]
-    else:
-        y = jnp.matmul(rows, matrix)
+    y = matmul(rows, matrix)
     if bias is not None:
         y = y + jnp.broadcast_to(bias.reshape(-1).astype(x.dtype), y.shape)
     return y.reshape(*batch, *out)

@@ -1,10 +1,37 @@
-"""Operands for bfloat16 matrix products that accumulate in float32."""
+"""Matrix products of bfloat16 that accumulate in float32."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional.platforms import target_platform
+
+
+def matmul(rows: Float[Array, "B D"], matrix: Float[Array, "D F"]) -> Float[Array, "B F"]:
+    """Matrix product, accumulated in float32 and rounded to the dtype of the operands.
+
+        y = rows @ matrix
+
+    On a CPU, XLA multiplies bfloat16 only with a float32 result and two or more rows; otherwise it
+    copies the matrix as float32 first, which takes ten times as long for one row. On a GPU it
+    stores all products of one row, for a matrix of up to 1e7 numbers, before it sums them.
+
+    Args:
+        rows: In any float dtype.
+        matrix: In the same dtype.
+
+    Returns:
+        The product in the same dtype.
+    """
+    in_bfloat16_on_cpu = target_platform() == "cpu" and rows.dtype == jnp.bfloat16
+    num_rows = len(rows)
+    if num_rows == 1 and (in_bfloat16_on_cpu or target_platform() == "gpu"):
+        rows = jnp.pad(rows, [(0, 1), (0, 0)])
+    # Not elsewhere: the transpose of a float32 result multiplies float32 cotangents with bfloat16
+    # operands, so the backward pass could not use bfloat16 matrix units.
+    dtype = jnp.float32 if in_bfloat16_on_cpu else None
+    operands = float32_matmul_operands(rows, matrix) if in_bfloat16_on_cpu else (rows, matrix)
+    return jnp.matmul(*operands, preferred_element_type=dtype)[:num_rows].astype(matrix.dtype)
 
 
 def float32_matmul_operands(

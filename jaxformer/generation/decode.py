@@ -27,8 +27,7 @@ from jaxformer.generation.prompts import (
     pad_to_bucket,
 )
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
-from jaxformer.generation.unrolled import should_unroll, unroll
-from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.generation.unrolled import unroll_to_decode
 from jaxformer.parallel import (
     abstract_parameters,
     check_divisible,
@@ -57,9 +56,10 @@ def generate(
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
-    On CPUs and GPUs, models of up to 32 layers and 250M parameters are unrolled first, which copies
-    the parameters at each call; to avoid the copy, pass the result of `unroll`. Prompts of similar
-    length share a compiled program.
+    On CPUs and GPUs, models of up to 100 layers and 250M parameters are unrolled first, which
+    copies the parameters at each call; to avoid the copy, and for larger models, pass the result of
+    `unroll`, or of `load_pretrained` with `unroll=True`. Prompts of similar length share a compiled
+    program.
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
@@ -115,7 +115,7 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    config, params = _maybe_unroll(config, params)
+    config, params = unroll_to_decode(config, params)
     decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
     *batch_shape, width = request.prompt.shape
     count, request = request.lengths.size, pad_to_bucket(request, config.max_length)
@@ -168,7 +168,7 @@ def stream(
         raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
     key = _check_arguments(sampler, prefill_chunk, key)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
-    config, params = _maybe_unroll(config, params)
+    config, params = unroll_to_decode(config, params)
     decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
     request = pad_to_bucket(request, config.max_length)
     batch_shape, count = request.prompt.shape[:-1], request.lengths.size
@@ -200,14 +200,6 @@ def _shard_inputs(
         put_replicated(request, mesh),
         jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)),
     )
-
-
-def _maybe_unroll(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
-    """Return configuration and parameters, unrolled if that decodes faster on this platform."""
-    if should_unroll(config):
-        return unroll(config, params)
-    check_parameters(config, params)
-    return config, params
 
 
 def _check_finite(finite: Bool[Array, ""]) -> None:

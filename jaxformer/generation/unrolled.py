@@ -1,31 +1,41 @@
 """Unroll scanned layers into separate parameters and caches, for faster decoding."""
 
-from dataclasses import replace
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.functional.platforms import target_platform
 from jaxformer.layers.parameter_metadata import check_parameters
-from jaxformer.layers.stack import LAYER_GROUPS, unstack_layers
+from jaxformer.layers.stack import LAYER_GROUPS, layer_path
 
-MAX_UNROLLED_LAYERS, MAX_UNROLLED_PARAMETERS = 32, 250_000_000
+MAX_UNROLLED_LAYERS = 100  # each adds 0.2 to 0.4 s to compilation, on two CPU cores
+MAX_COPIED_PARAMETERS = 250_000_000  # at each call
+STACKED_LAYERS = "decoder/layers/"
 
 
-def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
+def unroll(
+    config: c.TransformerConfig, params: Any, *, donate: bool = False
+) -> tuple[c.TransformerConfig, Any]:
     """Return the same model with one parameter tree per layer instead of scanned layers.
 
     In a scan over layers, XLA for CPUs and GPUs (not for TPUs) copies each layer's parameters out
     of the stacked arrays for every token. Times unrolled and scanned: on an H100, 256 tokens of
     eight rows, 12 layers of width 1024 in bfloat16, 0.17 and 0.28 s; on two CPU cores, 64 tokens of
     one row, 12 layers of width 512, 0.73 and 0.86 s, but 128 tokens of four rows, 8 layers of width
-    256, 1.6 and 1.25 s. Compile time of the unrolled model grows with depth.
+    256, 1.6 and 1.25 s. Compile time of the unrolled model grows with depth: by 0.2 to 0.4 s per
+    layer on two CPU cores.
 
     Args:
         config: A decoder or an encoder-decoder; the encoder is not unrolled.
         params: The parameters, which are copied.
+        donate: Whether to delete each stacked array of `params` once its layers are copied, so that
+            memory for two models is not needed.
 
     Returns:
         A configuration and parameters with the same logits.
@@ -33,27 +43,70 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
     Raises:
         ValueError: The model is an encoder, or the parameters do not match it.
     """
-    if not config.topology.has_decoder:
-        raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {config.topology}.")
+    unrolled_config = config.unroll()
     check_parameters(config, params)
-    if len(config.first_layers) == config.num_layers:
+    if config == unrolled_config:
         return config, params
-    layers = tuple(config.layer(i).to_layer() for i in range(config.num_layers))
-    return replace(config, first_layers=layers), {**params, "decoder": _unroll(params["decoder"])}
+    arrays = flatten_dict(params, sep="/")
+    if not donate:
+        return unrolled_config, unflatten_dict(unroll_arrays(config, arrays), sep="/")
+    unrolled = dict[str, Any]()
+    for path, array in arrays.items():
+        parts = unroll_arrays(config, {path: array})
+        if path.startswith(STACKED_LAYERS):
+            jax.block_until_ready(parts)
+            array.delete()
+        unrolled |= parts
+    return unrolled_config, unflatten_dict(unrolled, sep="/")
+
+
+def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of the unrolled model by path, from some of the model's.
+
+    Args:
+        config: A decoder or an encoder-decoder.
+        arrays: Parameters by path, such as "decoder/layers/layer_0/attention/query/kernel".
+
+    Returns:
+        Each layer's part of arrays that are stacked over layers; the other arrays themselves.
+    """
+    parts = _unstack({path: x for path, x in arrays.items() if path.startswith(STACKED_LAYERS)})
+    groups = tuple(f"decoder/{name}/" for name in LAYER_GROUPS)
+    unrolled = {path: x for path, x in arrays.items() if not path.startswith(groups)}
+    for layer in range(config.num_layers):
+        section, index = layer_path(config, config.num_layers, layer)
+        for path, array in arrays.items():
+            name = path.removeprefix(f"decoder/{section}/")
+            if name != path:
+                part = parts[path][index[0]] if index else array
+                unrolled[f"decoder/first_layers/layer_{layer}/{name}"] = part
+    return unrolled
 
 
 @jax.jit
-def _unroll(stack: Any) -> Any:
-    """Split stacked layer parameters into one tree per layer."""
-    other_params = {name: x for name, x in stack.items() if name not in LAYER_GROUPS}
-    layers = {f"layer_{i}": layer for i, layer in enumerate(unstack_layers(stack))}
-    return {**other_params, "first_layers": layers}
+def _unstack(arrays: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Split arrays along their first axis."""
+    return {path: tuple(jnp.unstack(x)) for path, x in arrays.items()}
 
 
-def should_unroll(config: c.TransformerConfig) -> bool:
-    """Whether `generate` unrolls the model: not on TPUs, and not deep or large models."""
-    small = (
-        costs.num_parameters(config) <= MAX_UNROLLED_PARAMETERS
-        and config.num_layers <= MAX_UNROLLED_LAYERS
+def decodes_faster_unrolled(config: c.TransformerConfig) -> bool:
+    """Whether the unrolled model decodes faster, and compiles in less than a minute."""
+    return target_platform() != "tpu" and config.num_layers <= MAX_UNROLLED_LAYERS
+
+
+def unroll_to_decode(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
+    """Return the model as it decodes faster; of a large model, which is not copied, say how."""
+    check_parameters(config, params)
+    is_unrolled = len(config.first_layers) == config.num_layers
+    if is_unrolled or not decodes_faster_unrolled(config):
+        return config, params
+    if (num_parameters := costs.num_parameters(config)) <= MAX_COPIED_PARAMETERS:
+        return unroll(config, params)
+    warnings.warn(
+        f"This model decodes faster with parameters of its own for each layer. It has "
+        f"{num_parameters:.2g} parameters, more than the {MAX_COPIED_PARAMETERS:.2g} that each "
+        "call copies, so unroll it once: `config, params = jaxformer.generation.unroll(config, "
+        "params, donate=True)`, or `load_pretrained(folder, unroll=True)`.",
+        stacklevel=3,
     )
-    return target_platform() != "tpu" and small
+    return config, params

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jaxformer import config as c
 from jaxformer.interop.transforms import Flatten, Identity, LinearKernel, Shape, Transform
+from jaxformer.layers.stack import layer_path
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
 HEAD_PATH = "head/kernel"
@@ -91,41 +92,14 @@ def expand_mapping(
     tensor_mappings: list[TensorMapping] = []
     for row in (row for row in mapping.top_level if row.applies_to(config)):
         tensor_mappings += _expand(row, row.hf_name, "", (), param_shapes)
-    for stack, rows in mapping.stacks.items():
-        rows = tuple(row for row in rows if row.applies_to(stack_config(config, stack)))
-        for layer in range(num_stack_layers(config, stack)):
-            section, index = layer_path(config, stack, layer)
+    for stack, (stack_config, num_layers) in config.stacks.items():
+        rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(stack_config)]
+        for layer in range(num_layers):
+            section, index = layer_path(stack_config, num_layers, layer)
             for row in rows:
                 name = row.hf_name.replace("{layer}", str(layer))
                 tensor_mappings += _expand(row, name, f"{stack}/{section}/", index, param_shapes)
     return tensor_mappings
-
-
-def stack_config(config: c.TransformerConfig, stack: str) -> c.TransformerConfig:
-    """Configuration of a stack's layers."""
-    return config.encoder_config if stack == "encoder" else config
-
-
-def num_stack_layers(config: c.TransformerConfig, stack: str) -> int:
-    """Number of layers of "decoder" or "encoder"."""
-    match config.topology:
-        case c.EncoderDecoder(num_encoder_layers=layers):
-            return layers if stack == "encoder" else config.num_layers
-        case c.Encoder():
-            return config.num_layers if stack == "encoder" else 0
-        case c.Decoder():
-            return config.num_layers if stack == "decoder" else 0
-
-
-def layer_path(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str, tuple[int, ...]]:
-    """Parameter path of a layer, and its index into the stacked arrays."""
-    layers = stack_config(config, stack)
-    first, period = len(layers.first_layers), layers.pattern_length
-    repeats, _ = layers.count_repeats(num_stack_layers(config, stack))
-    if layer < first:
-        return f"first_layers/layer_{layer}", ()
-    repeat, index = divmod(layer - first, period)
-    return (f"layers/layer_{index}", (repeat,)) if repeat < repeats else (f"tail/layer_{index}", ())
 
 
 def unmapped_params(

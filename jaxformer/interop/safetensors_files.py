@@ -27,12 +27,13 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class StoredTensor(NamedTuple):
-    """Header entry of one tensor: file, name, dtype name and shape."""
+    """Header entry of one tensor: file, name, dtype name, shape, and where its bytes begin."""
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
+    offset: int
 
     @property
     def nbytes(self) -> int:
@@ -92,22 +93,31 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{path} is a git-lfs pointer; fetch the file with git lfs pull.")
     try:
         with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: StoredTensor(path, name, part.get_dtype(), tuple(part.get_shape()))
-                for name, part in slices.items()
-            }
+            names = file.keys()
     except SafetensorError as error:
         size = path.stat().st_size
         raise ValueError(
             f"{path}, of {size} bytes, is truncated, damaged or not a safetensors file: {error}."
         ) from error
+    with path.open("rb") as start:
+        header_size = int.from_bytes(start.read(8), "little")
+        header = json.loads(start.read(header_size))
+    return {
+        name: StoredTensor(
+            path,
+            name,
+            header[name]["dtype"],
+            tuple(header[name]["shape"]),
+            8 + header_size + header[name]["data_offsets"][0],
+        )
+        for name in names
+    }
 
 
 def read_tensor(stored: StoredTensor) -> np.ndarray:
-    """Read one tensor."""
-    with safe_open(stored.path, framework="numpy") as file:
-        return file.get_tensor(stored.name)
+    """Map one tensor into memory; its bytes are read when they are used."""
+    data = np.memmap(stored.path, np.uint8, "r", stored.offset, stored.nbytes)
+    return data.view(FLOAT_DTYPES[stored.dtype]).reshape(stored.shape)
 
 
 def write_folder(

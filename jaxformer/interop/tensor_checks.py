@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.interop import safetensors_files as files
@@ -12,7 +11,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import TensorMapping, unmapped_params
 from jaxformer.interop.transforms import Shape
 
-VALUES_PER_CHECK = 1 << 24
+VALUES_PER_CHECK = 1 << 20
 MAX_SIZE_RATIO = 1000  # described to stored values; beyond it config.json must be wrong
 
 
@@ -72,23 +71,31 @@ def check_tensors(
         raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
 
 
+def max_magnitude(tensor: np.ndarray) -> np.ndarray:
+    """Return the largest absolute value of a float array; a NaN is larger than infinity.
+
+    Without their sign bit, floats are ordered as their bits are, as integers: ten times as fast as
+    `np.isfinite` of bfloat16.
+    """
+    bits = tensor.reshape(-1).view(f"u{tensor.itemsize}")
+    without_sign = np.array(np.iinfo(bits.dtype).max >> 1, bits.dtype)
+    starts = range(0, bits.size, VALUES_PER_CHECK)
+    parts = ((bits[i : i + VALUES_PER_CHECK] & without_sign).max() for i in starts)
+    return np.array(max(parts, default=0), bits.dtype).view(tensor.dtype)
+
+
 def check_finite(tensor: np.ndarray, dtype: np.dtype, name: str) -> None:
     """Raise if values are NaN or infinite, or overflow in `dtype`."""
-    values, num_not_finite, num_overflowed = tensor.reshape(-1), 0, 0
-    narrower = jnp.finfo(dtype).max < jnp.finfo(tensor.dtype).max
-    for start in range(0, values.size, VALUES_PER_CHECK):
-        part = values[start : start + VALUES_PER_CHECK]
-        num_not_finite += part.size - int(np.count_nonzero(np.isfinite(part)))
-        if narrower:
-            with np.errstate(over="ignore", invalid="ignore"):
-                part = part.astype(dtype)
-            num_overflowed += part.size - int(np.count_nonzero(np.isfinite(part)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(max_magnitude(tensor).astype(dtype)):
+            return
+        num_not_finite = np.count_nonzero(~np.isfinite(tensor))
+        num_overflowed = np.count_nonzero(~np.isfinite(tensor.astype(dtype)))
     if num_not_finite:
         raise ValueError(
-            f"{name}: {num_not_finite} of {values.size} values are not finite (NaN, infinity)."
+            f"{name}: {num_not_finite} of {tensor.size} values are not finite (NaN, infinity)."
         )
-    if num_overflowed:
-        raise ValueError(
-            f"{name}: {num_overflowed} of {values.size} values are too large for {dtype}; pass a "
-            "wider dtype."
-        )
+    raise ValueError(
+        f"{name}: {num_overflowed} of {tensor.size} values are too large for {dtype}; pass a wider "
+        "dtype."
+    )

@@ -255,6 +255,18 @@ class Stack(nn.Module):
         return score_bias
 
 
+def layer_path(
+    config: c.TransformerConfig, num_layers: int, layer: int
+) -> tuple[str, tuple[int, ...]]:
+    """Return the path of a layer in the parameters of its stack, and its index if it is stacked."""
+    first, period = len(config.first_layers), config.pattern_length
+    repeats, _ = config.count_repeats(num_layers)
+    if layer < first:
+        return f"first_layers/layer_{layer}", ()
+    repeat, index = divmod(layer - first, period)
+    return (f"layers/layer_{index}", (repeat,)) if repeat < repeats else (f"tail/layer_{index}", ())
+
+
 def unstack_layers(stack: Any) -> list[Any]:
     """Return one tree per layer from parameters or intermediates of a stack.
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -227,24 +227,59 @@ class Checkpoints:
                 damaged, or from another version.
         """
         step = self._resolve_step(step)
-        saved = stored_in(self._checked_description(step))
         expected = flatten_to_paths(abstract_state)
+        arrays = self._read_matching(step, expected, self._matching(step, expected, partial))
+        # Buffers of the reader are not always donatable, copies by XLA are. One by one, so that
+        # memory for two states is not needed.
+        owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in expected]
+        return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
+
+    def restore_one_by_one(
+        self, step: int | None, abstract_state: Any
+    ) -> Iterator[tuple[str, jax.Array]]:
+        """Restore a part of a state array by array, the largest first.
+
+        Whoever converts each array and drops it needs no memory for two states.
+
+        Args:
+            step: Step of the checkpoint; None for the latest valid one.
+            abstract_state: As in `restore`; it may be a part of the saved state.
+
+        Yields:
+            Path, such as "params/decoder/final_norm/scale", and array.
+
+        Raises:
+            ValueError: As in `restore`.
+        """
+        step = self._resolve_step(step)
+        expected = flatten_to_paths(abstract_state)
+        saved = self._matching(step, expected, partial=True)
+        for path in sorted(expected, key=lambda path: -expected[path].size):
+            yield path, self._read_matching(step, {path: expected[path]}, saved)[path]
+
+    def _matching(
+        self, step: int, expected: dict[str, Any], partial: bool
+    ) -> dict[str, ArrayRecord]:
+        """Records of the saved arrays; ValueError if they differ from the expected ones."""
+        saved = stored_in(self._checked_description(step))
         if lines := mismatches(saved, expected, partial=partial):
             raise ValueError(
                 f"Checkpoint {step} in {self.folder} does not match the requested state: "
                 f"{len(lines)} of {len(saved | expected)} arrays differ.\n"
                 + "\n".join(first_lines(lines))
             )
+        return saved
+
+    def _read_matching(
+        self, step: int, expected: dict[str, Any], saved: dict[str, ArrayRecord]
+    ) -> dict[str, Any]:
+        """Read arrays with the expected shardings and verify their checksums."""
         target = {path: with_sharding(x) for path, x in expected.items()}
         restore_args = ocp.checkpoint_utils.construct_restore_args(target)
         try:
-            arrays = self._read_arrays(step, saved, target, restore_args)
+            return self._read_arrays(step, saved, target, restore_args)
         except Exception as error:
             raise self._damage_error(step, error) from error
-        # Buffers of the reader are not always donatable, copies by XLA are. One by one, so that
-        # memory for two states is not needed.
-        owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in expected]
-        return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
     def delete_old(self) -> None:
         """Delete old steps and unfinished saves of a killed process.

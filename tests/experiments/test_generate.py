@@ -32,7 +32,7 @@ from jaxformer.config import (
     Yarn,
 )
 from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_tokenizer, train_bpe
-from jaxformer.generation import Beam, Greedy, Sample
+from jaxformer.generation import Beam, Greedy, Sample, unroll
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.progress import sanitize_text
@@ -131,7 +131,7 @@ def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     arguments = ["--checkpoint", str(folder), "--rope-scaling", flag]
     arguments += ["--prompt", "the la", "--max-new-tokens", "3"]
     generate.main(parse_run(generate.RUNS, "Generates.", arguments))
-    assert seen == [MODEL.with_rope_scaling(SCALINGS[flag])] != [MODEL]
+    assert seen == [MODEL.with_rope_scaling(SCALINGS[flag]).unroll()] != [MODEL.unroll()]
 
 
 @pytest.mark.slow
@@ -154,6 +154,19 @@ def test_the_checkpoint_of_a_step_is_read(folder):
     for newest, first, second in zip(leaves[None], leaves[1], leaves[2], strict=True):
         np.testing.assert_array_equal(newest, second)
         assert np.any(np.asarray(first) != np.asarray(second))
+
+
+def test_a_run_is_read_layer_by_layer_in_the_dtype_of_the_computation(folder):
+    """What is then in memory is what decoding reads: no float32, and no stacked layers."""
+    whole, loaded = load_model(folder), load_model(folder, dtype="bfloat16", to_decode=True)
+    config, params = unroll(whole.config, whole.params)
+    assert loaded.config == config
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype), strict=True),
+        loaded.params,
+        params,
+    )
+    assert {x.dtype.name for x in jax.tree.leaves(loaded.params)} == {"bfloat16"}
 
 
 def test_an_unknown_step_is_refused_with_those_there_are(folder):

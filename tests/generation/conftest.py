@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer.config import Embedding, Learned
-from jaxformer.generation import decode
 from tests.small_models import BASE, random_params
 
 LEARNED = replace(BASE, num_layers=2, embedding=Embedding(positions=Learned(max_length=11)))
@@ -41,5 +40,5 @@ def prompts():
 def form(request, monkeypatch):
     """How layers decode: as on TPUs, and where they are many, or as few do elsewhere."""
     if request.param == "a loop":
-        monkeypatch.setattr(decode, "should_unroll", lambda config: False)
+        monkeypatch.setattr("jaxformer.generation.unrolled.MAX_UNROLLED_LAYERS", 0)
     return request.param

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,8 +20,8 @@ from jaxformer.config import (
     Rope,
     SharedKV,
 )
-from jaxformer.generation import decode, unroll
-from jaxformer.generation.unrolled import should_unroll
+from jaxformer.generation import decode, unroll, unrolled
+from jaxformer.generation.unrolled import decodes_faster_unrolled
 from tests.small_models import jitted_forward, random_params
 
 ATTENTION = {
@@ -85,7 +86,7 @@ def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
     params = random_params(model)
     alone = generate(model, params, prompts, max_new_tokens=7)
-    monkeypatch.setattr(decode, "should_unroll", lambda config: False)
+    monkeypatch.setattr(unrolled, "MAX_UNROLLED_LAYERS", 0)
     np.testing.assert_array_equal(generate(model, params, prompts, max_new_tokens=7), alone)
     assert len(np.unique(alone[:, 5:])) > 2
 
@@ -114,7 +115,7 @@ def test_an_encoder_stays_as_it_is(config, prompts, own_kinds, monkeypatch):
     if own_kinds:  # as far as the decoder goes
         return
     alone = generate(model, params, prompts, max_new_tokens=5, source=source)
-    monkeypatch.setattr(decode, "should_unroll", lambda config: False)
+    monkeypatch.setattr(unrolled, "MAX_UNROLLED_LAYERS", 0)
     looped = generate(model, params, prompts, max_new_tokens=5, source=source)
     np.testing.assert_array_equal(looped, alone)
 
@@ -127,10 +128,31 @@ def test_an_encoder_is_refused(config):
         decode.generate(model, random_params(model), [[1]], max_new_tokens=2)
 
 
-def test_small_models_are_unrolled_but_on_tpus(config, monkeypatch):
-    assert should_unroll(config)
-    assert should_unroll(replace(config, num_layers=32))
-    assert not should_unroll(replace(config, num_layers=33))
-    assert not should_unroll(zoo.get("llama-2-70b"))
-    monkeypatch.setattr("jaxformer.generation.unrolled.target_platform", lambda: "tpu")
-    assert not should_unroll(config)
+def test_models_decode_unrolled_but_on_tpus_and_very_deep(config, monkeypatch):
+    assert decodes_faster_unrolled(zoo.get("llama-2-70b"))
+    deepest = replace(config, num_layers=unrolled.MAX_UNROLLED_LAYERS)
+    assert decodes_faster_unrolled(deepest)
+    assert not decodes_faster_unrolled(replace(config, num_layers=deepest.num_layers + 1))
+    monkeypatch.setattr(unrolled, "target_platform", lambda: "tpu")
+    assert not decodes_faster_unrolled(config)
+
+
+def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypatch):
+    """Of small models the copy is small; unrolled ones need none."""
+    params = random_params(config)
+    monkeypatch.setattr(unrolled, "MAX_COPIED_PARAMETERS", 1000)
+    with pytest.warns(UserWarning, match=r"has 3\.9e\+03 parameters, .*unroll\(config"):
+        stacked = generate(config, params, [[1, 2]], max_new_tokens=3)
+    alone = generate(*unroll(config, params), [[1, 2]], max_new_tokens=3)
+    np.testing.assert_array_equal(alone, stacked)
+
+
+def test_donated_parameters_are_deleted_one_by_one(config):
+    model = replace(config, num_layers=5, feed_forward=IN_TURNS)
+    params = random_params(model)
+    expected = unroll(model, params)
+    given = jax.tree.map(jnp.copy, params)
+    result = unroll(model, given, donate=True)
+    assert result[0] == expected[0]
+    jax.tree.map(np.testing.assert_array_equal, result[1], expected[1])
+    assert all(x.is_deleted() for x in jax.tree.leaves(given["decoder"]["layers"]))

@@ -10,7 +10,6 @@ import pytest
 from jaxformer import Transformer, generate, inspect, save_pretrained
 from jaxformer.config import MLP
 from jaxformer.generation import Beam, decode_step, log_likelihoods, prefill, stream, unroll
-from jaxformer.generation import decode as decoding
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.train_step import init_train_state
@@ -91,7 +90,7 @@ def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
 
 
 def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
-    monkeypatch.setattr(decoding, "should_unroll", lambda config: False)
+    monkeypatch.setattr("jaxformer.generation.unrolled.MAX_UNROLLED_LAYERS", 0)
     with pytest.raises(ValueError, match="9 parameters do not fit the configuration: "):
         TAKING["generate"](BASE, random_params(replace(BASE, num_layers=2)))
 

@@ -3,6 +3,7 @@ import math
 import os
 import resource
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,12 +33,18 @@ def path(tmp_path):
     return tmp_path / "run" / "metrics.jsonl"
 
 
-@pytest.fixture
-def file_size_limit():
-    """Make the operating system refuse to let any file grow beyond a size, as a full disk would."""
+@contextmanager
+def file_size_limit(size):
+    """No file of this process can grow beyond a size, as on a full disk.
+
+    Not longer than a test needs, since pytest's own output may be a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_line_is_the_step_the_time_and_the_numbers(path, monkeypatch):
@@ -141,25 +148,25 @@ def test_the_fields_of_every_line_are_taken(path, name):
     writer.close()
 
 
-def test_a_full_disk_is_an_error_and_leaves_whole_lines(path, file_size_limit):
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(path):
     writer = JsonLinesWriter(path)
     writer.write(1, {"loss": 1.0})
     before = path.read_bytes()
-    file_size_limit(len(before) + 11)
-    with pytest.raises(OSError, match=r"Metrics of step 2 could not be written to .*metrics.jsonl"):
+    message = r"Metrics of step 2 could not be written to .*metrics.jsonl"
+    with file_size_limit(len(before) + 11), pytest.raises(OSError, match=message):
         writer.write(2, {"loss": 1.0})
     writer.close()
     assert path.read_bytes() == before
 
 
-def test_a_full_disk_while_resuming_leaves_the_file_as_it_was(path, file_size_limit):
+def test_a_full_disk_while_resuming_leaves_the_file_as_it_was(path):
     writer = JsonLinesWriter(path)
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
     writer.close()
     before = path.read_bytes()
-    file_size_limit(5)
-    with pytest.raises(OSError, match=r"Metrics of step 1 could not be written to .*jsonl\.tmp"):
+    message = r"Metrics of step 1 could not be written to .*jsonl\.tmp"
+    with file_size_limit(5), pytest.raises(OSError, match=message):
         JsonLinesWriter(path, resume_from=1)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["metrics.jsonl"]
@@ -202,16 +209,15 @@ def test_a_resumed_tensorboard_run_hides_the_steps_that_come_again(tmp_path):
     assert starts == [5]
 
 
-def test_a_full_disk_is_an_error_for_tensorboard(tmp_path, file_size_limit):
+def test_a_full_disk_is_an_error_for_tensorboard(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     writer.write(1, {"loss": 1.0})
     (path,) = tmp_path.iterdir()
-    file_size_limit(path.stat().st_size + 7)
-    with pytest.raises(OSError, match="Metrics of step 2 could not be written"):
-        writer.write(2, {"loss": 1.0})
-    with pytest.raises(OSError, match="Metrics of step 2 could not be written"):
-        writer.close()
-    file_size_limit(resource.RLIM_INFINITY)
+    with file_size_limit(path.stat().st_size + 7):
+        with pytest.raises(OSError, match="Metrics of step 2 could not be written"):
+            writer.write(2, {"loss": 1.0})
+        with pytest.raises(OSError, match="Metrics of step 2 could not be written"):
+            writer.close()
     writer.close()
 
 
