@@ -37,6 +37,14 @@ class LayerConfig(NamedTuple):
         return position_terms(self.positions).score_bias
 
     @property
+    def per_layer_score_bias(self) -> ScoreBias | None:
+        """The score bias, if it has parameters and each layer its own."""
+        option = self.score_bias
+        if option is None or option.shared_across_layers:
+            return None
+        return option if option.parameters(self.attention.num_heads) else None
+
+    @property
     def transformer_xl(self) -> TransformerXL | None:
         """The positions, if they are those of Transformer-XL."""
         return position_terms(self.positions).transformer_xl

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers import Transformer
-from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS
 from jaxformer.layers.stack import unstack_layers
 
 Params = Any
@@ -108,7 +108,7 @@ def apply_with_intermediates(
         params: The parameters.
         tokens: Token ids.
         inputs: Other arrays that the model takes.
-        perturbations: Arrays to add to intermediates (see `layers.intermediates.sow_and_perturb`).
+        perturbations: Arrays to add to intermediates (see `layers.runtime.sow_and_perturb`).
 
     Raises:
         ValueError: The parameters do not match the model.

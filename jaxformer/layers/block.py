@@ -10,18 +10,27 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.attention.build import AttentionModule, build_attention
+from jaxformer.layers.attention.custom_mixer import CustomMixer
+from jaxformer.layers.attention.decay import DecayAttention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
+from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
-from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
+from jaxformer.layers.attention.score_bias import ScoreBiasModule
+from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
-from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.residual import ResidualConnection
-from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
+from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
 NO_INPUTS = AttentionInputs()
+AttentionModule = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
+ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, CustomMixer
+    c.MultiHead: MultiHeadAttention,
+    c.SharedKV: SharedKVAttention,
+    c.Latent: LatentAttention,
+    c.Decay: DecayAttention,
+}
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]
 POST_BRANCH_NORMS = "sandwich", "res_post"
@@ -70,8 +79,14 @@ class Block(nn.Module):
         """
         cfg, layer = self.config, self.layer_config
         reduces_together = reduces_branches_together(cfg)
-        attention = build_attention(
-            cfg, layer, self.runtime, self.causal, keep_partial_sums=reduces_together
+        attention = ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
+            cfg,
+            layer.attention,
+            layer.positions,
+            self.runtime,
+            self.causal,
+            keep_partial_sums=reduces_together,
+            name="attention",
         )
         self_cache = None if cache is None else cache.self_attention
         inputs = self.add_layer_bias(inputs)
@@ -124,10 +139,10 @@ class Block(nn.Module):
         """Add the score bias whose parameters are the layer's own, if it has one."""
         if not isinstance(inputs, AttentionInputs) or inputs.query_positions is None:
             return inputs
-        num_heads = self.layer_config.attention.num_heads
-        option = per_layer_score_bias(self.layer_config.positions, num_heads)
+        option = self.layer_config.per_layer_score_bias
         if option is None or inputs.key_positions is None:
             return inputs
+        num_heads = self.layer_config.attention.num_heads
         bias = ScoreBiasModule(option, num_heads, self.runtime, self.causal, name="relative_bias")
         return inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
 

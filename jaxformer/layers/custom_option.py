@@ -12,8 +12,7 @@ from jaxformer import functional as F
 from jaxformer.checks import named_errors, require_like
 from jaxformer.config import FanIn, FeedForward, Mixer, Residual, ScoreBias, Zeros
 from jaxformer.config.parameter import Parameter, parse_logical_axes
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.parameters import mesh_axes, sharded_parameter
+from jaxformer.layers.parameters import initializer, mesh_axes, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
 

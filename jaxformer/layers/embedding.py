@@ -8,10 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 

@@ -13,9 +13,8 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.feed_forward import DenseFeedForward
 from jaxformer.layers.custom_option import apply_option
-from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 

@@ -8,8 +8,7 @@ from jaxtyping import Array, Float
 from jaxformer import functional as F
 from jaxformer.config import Initialiser
 from jaxformer.config.parameter import parse_logical_axes
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
 

@@ -1,8 +1,8 @@
-"""Run-time options of a model, which change no parameter; and dropout."""
+"""Run-time options of a model, which change no parameter; dropout, and intermediate values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxformer import functional as F
 
 Remat = Literal["none", "dots", "full"]
+INTERMEDIATES = "intermediates"
+PERTURBATIONS = "perturbations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +99,25 @@ def dropout_key(module: nn.Module, axis_name: str | None = None) -> PRNGKeyArray
     """Return a key of the "dropout" stream, different on each device along `axis_name`."""
     key = module.make_rng("dropout")
     return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+
+
+def sow_and_perturb(module: nn.Module, name: str, value: Any) -> Any:
+    """Sow a value as an intermediate, after adding its perturbation if one was passed in.
+
+    `apply(..., mutable=["intermediates"])` returns the value under the module's path. An array in
+    the collection "perturbations" under the same path is added to it; zeros there give the gradient
+    with respect to the value. Without these collections there is no cost.
+
+    Args:
+        module: The module that computes the value.
+        name: Name of the value.
+        value: An array, or a tree of arrays if it is not perturbed.
+
+    Returns:
+        The value, perturbed.
+    """
+    if module.has_variable(PERTURBATIONS, name):
+        value = value + module.get_variable(PERTURBATIONS, name)
+    if not module.is_initializing():
+        module.sow(INTERMEDIATES, name, value, init_fn=lambda: None, reduce_fn=lambda _, last: last)
+    return value

@@ -18,12 +18,11 @@ from jaxformer.layers.attention.inputs import (
     TokenPositions,
     make_layer_inputs,
 )
-from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
+from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.block import NO_INPUTS, Block
 from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache
-from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS, sow_and_perturb
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
 
 # Saving the results of these operations would keep the gathered kernels in memory.
 UNSAVED_PRIMITIVES = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
@@ -241,9 +240,7 @@ class Stack(nn.Module):
             num_heads: int,
             query_positions: Int[Array, "*batch T"],
             key_positions: Int[Array, "*batch S"],
-        ) -> F.AttentionBias | None:
-            if per_layer_score_bias(option, num_heads) is not None:
-                return None
+        ) -> F.AttentionBias:
             if (option, num_heads) not in modules:
                 # Others have no parameters, and so need no name.
                 name = "relative_bias" if option.shared_across_layers else None

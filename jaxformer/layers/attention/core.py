@@ -14,11 +14,10 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.positions import position_terms
 from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import axis_size, logical_to_mesh_axis, sharded_parameter
-from jaxformer.layers.runtime import RuntimeConfig, dropout_key
+from jaxformer.layers.runtime import RuntimeConfig, dropout_key, sow_and_perturb
 
 
 @jax.tree_util.register_static

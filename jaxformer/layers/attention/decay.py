@@ -11,10 +11,9 @@ from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import StateCache
 from jaxformer.layers.attention.core import HeadParameter, make_output_projection
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
-from jaxformer.layers.initializers import log_spaced_memory_init, rope_frequency_init
-from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.parameters import log_spaced_memory_init, rope_frequency_init
+from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
 
 
 class DecayTrace(NamedTuple):

@@ -42,7 +42,7 @@ class AttentionInputs(NamedTuple):
 
 LayerInputs = AttentionInputs | c.MixerInputs
 ScoreBiasFunction = Callable[
-    [c.ScoreBias, int, Int[Array, "*batch T"], Int[Array, "*batch S"]], F.AttentionBias | None
+    [c.ScoreBias, int, Int[Array, "*batch T"], Int[Array, "*batch S"]], F.AttentionBias
 ]
 
 
@@ -67,8 +67,7 @@ def make_layer_inputs(
         runtime: Run-time options.
         tokens: Positions and segments of the new tokens.
         cache: The cache before them, or None.
-        score_bias: Returns the bias of an option and a number of heads between positions; None if
-            each layer has its own parameters for it.
+        score_bias: Returns the bias of an option and a number of heads between positions.
         num_layers: Layers of the stack.
         causal: Whether keys after the query are masked.
         contiguous_positions: As in `F.MaskRule`.
@@ -117,7 +116,8 @@ def make_layer_inputs(
         kind, window = layer.attention, layer.window
         if not kind.has_scores:
             return mixer_inputs
-        rope, option, heads = layer.rope, layer.score_bias, kind.num_heads
+        rope, heads = layer.rope, kind.num_heads
+        option = None if layer.per_layer_score_bias else layer.score_bias
         gathered = layer.transformer_xl is not None
         all_heads_alike = window is None or isinstance(window, int)
         return AttentionInputs(

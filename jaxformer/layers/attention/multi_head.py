@@ -24,9 +24,8 @@ from jaxformer.layers.attention.core import (
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import CacheUpdate, update_cache
-from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
 

@@ -15,7 +15,6 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.checks import OptionError, require_like, shown
 from jaxformer.config.parameter import Parameter, parse_logical_axes
-from jaxformer.config.positions import position_terms
 from jaxformer.layers.custom_option import option_parameters
 from jaxformer.layers.parameters import axis_size, local_shard
 from jaxformer.layers.runtime import RuntimeConfig
@@ -89,14 +88,6 @@ def bind_score_bias(
     at = query_positions, key_positions
     check_bias(option, everything, at, num_heads // axis_size(tensor), causal=causal)
     return F.attention_bias(option, everything, *at, head_axes=head_axes, causal=causal)
-
-
-def per_layer_score_bias(positions: c.Positions | None, num_heads: int) -> c.ScoreBias | None:
-    """Return the score bias if each layer has its own parameters for it, else None."""
-    option = position_terms(positions).score_bias
-    if option is None or option.shared_across_layers:
-        return None
-    return option if option.parameters(num_heads) else None
 
 
 def check_constants(
