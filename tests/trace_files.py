@@ -1,29 +1,31 @@
-"""Print the files that a token passes from `Transformer.__call__` to logits, in order.
+"""Print the files that are entered from `Transformer.__call__` to logits, and in a run.
 
-python -m tests.trace_files [PRESET]
+python -m tests.trace_files [PRESET]    # a token's way, by package
+python -m tests.trace_files pretrain    # from the command to the first update, in experiments
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+import experiments
 import jaxformer
 from jaxformer import Transformer, zoo
 
-ROOT = Path(jaxformer.__file__).parent
 
-
-def entered_functions(function, *args):
-    """Functions of the package that a call enters, by file, in the order of their first call."""
-    files = {}
+def entered_functions(package, last, function, *args):
+    """Functions of a package that a call enters, by file, in order, until the one named `last`."""
+    root, files = Path(package.__file__).parent, {}
 
     def on_call(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and ROOT in path.parents:
-            name = frame.f_code.co_qualname.partition(".<locals>")[0]
-            files.setdefault(str(path.relative_to(ROOT)), {})[name] = None
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        if event == "call" and root in path.parents and name != "<module>":
+            files.setdefault(str(path.relative_to(root)), {})[name.partition(".<locals>")[0]] = None
+            if name == last:
+                sys.setprofile(None)
 
     sys.setprofile(on_call)
     try:
@@ -33,17 +35,38 @@ def entered_functions(function, *args):
     return files
 
 
-def main(preset="llama-2-7b"):
-    """Print them by package: modules, the options that they ask, the formulas that they call."""
+def forward_files(preset="llama-2-7b"):
+    """Files of a forward pass: modules, the options that they ask, the formulas that they call."""
     config, tokens = zoo.get(preset).tiny(), jnp.ones((1, 8), int)
     model = Transformer(config)
     variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
-    files = entered_functions(jax.eval_shape, model.apply, variables, tokens)
-    for package in dict.fromkeys(file.split("/")[0] for file in files):
-        inside = {f: names for f, names in files.items() if f.split("/")[0] == package}
-        print(f"\njaxformer/{package}: {len(inside)} files")
-        for file, names in inside.items():
-            print(f"  {file}: {', '.join(names)}")
+    return entered_functions(jaxformer, "", jax.eval_shape, model.apply, variables, tokens)
+
+
+def pretrain_files():
+    """Files of a run: flags, text, training, up to the log line of the first update."""
+    from experiments import pretrain
+    from experiments.command_line import parse_run
+
+    def run(folder):
+        (folder / "text.txt").write_text("Files that a run passes. " * 1000)
+        flags = ["--corpus", f'TextFiles(path="{folder}/text.txt")', "--output", f"{folder}/out"]
+        flags += ["--cache", f"{folder}/cache", "--steps", "1", "--sample-tokens", "None"]
+        pretrain.main(parse_run(pretrain.RUNS, pretrain.__doc__, ["tiny", *flags]))
+
+    with tempfile.TemporaryDirectory() as folder:
+        return entered_functions(experiments, "Recorder.log", run, Path(folder))
+
+
+def main(what="llama-2-7b"):
+    """Print them by package."""
+    files = pretrain_files() if what == "pretrain" else forward_files(what)
+    packages = [file.split("/")[0] if what != "pretrain" else "" for file in files]
+    for package in dict.fromkeys(packages):
+        inside = [file for file, of in zip(files, packages, strict=True) if of == package]
+        print(f"\n{package or 'experiments'}: {len(inside)} files")
+        for file in inside:
+            print(f"  {file}: {', '.join(files[file])}")
 
 
 if __name__ == "__main__":
