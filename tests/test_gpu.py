@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from unittest import mock
 
 import jax
 import pytest
@@ -16,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from experiments import plan as command
 from jaxformer import functional as F
 from jaxformer import zoo
+from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_compiler_options
 from jaxformer.parallel.plan import Workload
 from jaxformer.training.aot_compile import (
     HloModule,
@@ -36,8 +38,10 @@ pytestmark = [
 
 
 def made_of(config, remat="full"):
+    """Without the options that write two layers into the loop."""
     work = Workload(batch_size=8, length=640, remat=remat)
-    return compile_update(config, dict(fsdp=4), topology_devices("h100:4"), work)
+    with mock.patch.object(overlap, "GPU_OPTIONS", {}):
+        return compile_update(config, dict(fsdp=4), topology_devices("h100:4"), work)
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
@@ -66,6 +70,13 @@ def test_prompts_are_read_by_cudnn():
         narrow_preset("smollm2-1.7b"), topology_devices("h100:1")[0], patched_gpu_checks
     )
     assert HloModule(text).count_custom_kernels() == {"cudnn$fmhaSoftmax": 1}
+
+
+def test_the_compiler_takes_the_options_that_overlap_the_layers_messages():
+    """An option that it does not know would leave out all of them."""
+    gpus = topology_devices("h100:8")
+    options = overlap_compiler_options(make_mesh(MeshConfig(fsdp=8), gpus))
+    assert options and options == overlap.GPU_OPTIONS
 
 
 def test_what_the_compiler_says_of_a_plan(capsys):

@@ -66,7 +66,7 @@ class RunConfig:
             multiple of an even distribution; further rows are dropped. None is no limit (see
             --mesh.expert).
         mesh: Sizes of the mesh axes.
-        overlap: Whether collectives between TPUs overlap with compute.
+        overlap: Whether compiler options overlap collectives with compute, on TPUs and GPUs.
         devices: Number of devices to use per process; None is all. On a CPU, this many devices are
             simulated.
         distributed: Whether this is one of several processes, each started with the same command.

@@ -14,6 +14,11 @@ SUMS = ("reduce_scatter", "nd_reduce_scatter", "all_reduce")
 SPARSE_CORE_OPTIONS = {f"{OFFLOAD_PREFIX}{what}": True for what in (*GATHERS, *SUMS)} | {
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": False
 }
+GPU_OPTIONS = {
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_while_loop_double_buffering": True,
+}
 OPTIONS_BY_CHIP: dict[str, dict[str, Any]] = {
     "tpu-v5p": SPARSE_CORE_OPTIONS,
     "tpu-v6e": SPARSE_CORE_OPTIONS,
@@ -27,8 +32,13 @@ def overlap_compiler_options(mesh: Mesh) -> dict[str, Any]:
     gradients during the matmuls. A v5e has no SparseCores. A layout of `fsdp` along both axes of
     its torus turns all-reduces into reduce-scatters (libtpu 0.0.42, smollm2-1.7b on v5e:4x4: none
     of 6.85 GB is all-reduced), but each uses half of the links and the blocking all-gathers grow
-    from 0.60 to 3.02 GB, so it is not used. Other chips, and compilers without these options, get
-    no options: on GPUs XLA overlaps by default.
+    from 0.60 to 3.02 GB, so it is not used.
+
+    On GPUs, a loop over layers sends for the next layer while it computes this one, two layers at a
+    time. For eight layers of width 2,048 on eight H100s, XLA then schedules work between start and
+    end of 51 of 54 collectives, of 22 of 25 without, in 1 % more memory; times were not measured.
+
+    Other chips, and compilers without these options, get none.
 
     Args:
         mesh: From `make_mesh`.
@@ -37,13 +47,13 @@ def overlap_compiler_options(mesh: Mesh) -> dict[str, Any]:
         The options, by name.
     """
     local_devices = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    chip = (
-        chip_from_device_kind(local_devices[0].device_kind)
-        if local_devices and mesh.shape.get("fsdp", 1) > 1
-        else None
-    )
+    if not local_devices or mesh.shape.get("fsdp", 1) == 1:
+        return {}
+    device = local_devices[0]
+    chip = chip_from_device_kind(device.device_kind)
     options = {} if chip is None else OPTIONS_BY_CHIP.get(chip.name, {})
-    return options if options and _compiler_accepts(local_devices[0], *options.items()) else {}
+    options = GPU_OPTIONS if device.platform == "gpu" else options
+    return options if options and _compiler_accepts(device, *options.items()) else {}
 
 
 @lru_cache

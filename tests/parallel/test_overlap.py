@@ -9,7 +9,8 @@ from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_compiler_
 
 def mesh_of(kind, process=0, **sizes):
     """What is asked of a mesh of one host's devices."""
-    chip = SimpleNamespace(device_kind=kind, process_index=process)
+    platform = "gpu" if "NVIDIA" in kind else "tpu"
+    chip = SimpleNamespace(device_kind=kind, platform=platform, process_index=process)
     return SimpleNamespace(devices=np.full(4, chip), shape=sizes)
 
 
@@ -19,14 +20,14 @@ def known(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("kind", ["TPU v5", "TPU v6 lite"])
-def test_sparse_cores_are_used_where_there_are_some_and_the_compiler_knows_them(known, kind):
+@pytest.mark.parametrize("kind", ["TPU v5", "TPU v6 lite", "NVIDIA H100 80GB HBM3", "NVIDIA A9"])
+def test_sparse_cores_and_loops_on_gpus_send_where_the_compiler_knows_how(known, kind):
     assert bool(overlap_compiler_options(mesh_of(kind, data=1, fsdp=4))) == known
     assert overlap_compiler_options(mesh_of(kind, data=4, fsdp=1)) == {}
     assert overlap_compiler_options(mesh_of(kind, process=1, fsdp=4)) == {}
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "NVIDIA H100 80GB HBM3", "abacus"])
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "abacus"])
 def test_others_have_no_options(known, kind):
     assert overlap_compiler_options(mesh_of(kind, data=1, fsdp=4)) == {}
 
