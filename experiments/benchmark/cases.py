@@ -1,9 +1,10 @@
 """Benchmark cases: the programs compared, and the tokens, FLOPs and bytes of a round."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from experiments.benchmark.jaxformer_programs import REPEATS, model_config
+from experiments.benchmark.jaxformer_programs import REPEATS, model_config, moe_config
 from experiments.benchmark.runner import BenchmarkSize, Program
 from jaxformer import costs
 
@@ -19,12 +20,18 @@ CaseName = Literal[
     "rotary",
     "remat",
     "compile",
+    "documents",
+    "experts",
+    "decode_1",
+    "decode_8",
+    "decode_64",
 ]
 JAXFORMER_MODULE, TORCH_MODULE, LINEN_MODULE = (
     f"experiments.benchmark.{name}"
     for name in ("jaxformer_programs", "torch_programs", "linen_programs")
 )
 TORCH_AND_TRANSFORMERS = ("torch", "transformers")
+DECODE_ROWS: Mapping[CaseName, int] = {"decode_1": 1, "decode_8": 8, "decode_64": 64}
 XLA_ATTENTION, PREFILL_ONLY = {"implementation": "xla"}, {"prefill_only": True}
 
 CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
@@ -120,7 +127,43 @@ CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
         Program(f"{layers} layers", f"{JAXFORMER_MODULE}:compile_program", (), {"layers": layers})
         for layers in (4, 32)
     ),
+    "documents": tuple(
+        Program(
+            f"{documents} a row",
+            f"{JAXFORMER_MODULE}:train_program",
+            (),
+            {"documents": documents, "scan": False},
+        )
+        for documents in (1, 8)
+    ),
+    "experts": tuple(
+        Program(
+            f"{documents} document{'s' if documents > 1 else ''} a row",
+            f"{JAXFORMER_MODULE}:train_program",
+            (),
+            {"documents": documents, "experts": True, "scan": False},
+        )
+        for documents in (1, 8)
+    ),
+    **{
+        case: (
+            Program(
+                "transformers, static cache",
+                f"{TORCH_MODULE}:decode_program",
+                TORCH_AND_TRANSFORMERS,
+                {"compiled": True, "rows": rows},
+            ),
+            Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program", (), {"rows": rows}),
+        )
+        for case, rows in DECODE_ROWS.items()
+    },
 }
+CARD_CASES: tuple[CaseName, ...] = (
+    *("machine", "train", "remat", "documents", "experts"),
+    *DECODE_ROWS,
+)
+PEER_CASES = tuple(case for case in CASES if case not in CARD_CASES[3:])
+PRESET_CASES = {"h100": CARD_CASES, "smoke": tuple(CASES)}  # of others, PEER_CASES
 CASE_DESCRIPTIONS: Mapping[CaseName, str] = {
     "machine": "Peak rates of the machine: matmul FLOP/s and memory bandwidth.",
     "train": "Train step: forward, backward, AdamW.",
@@ -133,6 +176,11 @@ CASE_DESCRIPTIONS: Mapping[CaseName, str] = {
     "rotary": "100 applications of RoPE, with gradient.",
     "remat": "Train step with different rematerialization.",
     "compile": "Compile time of the train step.",
+    "documents": "Train step by the number of documents in a row.",
+    "experts": "Train step of a mixture of experts.",
+    "decode_1": "Greedy decoding of one sequence.",
+    "decode_8": "Greedy decoding of eight sequences.",
+    "decode_64": "Greedy decoding of 64 sequences.",
 }
 PRESETS: Mapping[str, BenchmarkSize] = {
     "peers": BenchmarkSize(),
@@ -163,12 +211,31 @@ PRESETS: Mapping[str, BenchmarkSize] = {
         matrix_dim=8192,
         copy_size=2**28,
     ),
+    "h100": BenchmarkSize(  # 1.5e9 parameters
+        model_dim=2048,
+        num_heads=32,
+        num_kv_heads=8,
+        num_layers=16,
+        hidden_dim=8192,
+        moe_layers=6,
+        num_experts=64,
+        expert_dim=1024,
+        vocab_size=128_256,
+        length=4096,
+        batch_size=4,
+        prompt=128,
+        new_tokens=128,
+        dtype="bfloat16",
+        matrix_dim=8192,
+        copy_size=2**28,
+    ),
 }
 
 
 def has_peak_share(case: CaseName) -> bool:
     """Whether the case can be reported as a share of the machine's peak."""
-    return case in ("train", "remat", "prefill", "decode", "attention", "loss")
+    cases = "train", "remat", "documents", "experts", "prefill", "decode", "attention", "loss"
+    return case in cases or case in DECODE_ROWS
 
 
 class WorkCounts(NamedTuple):
@@ -197,7 +264,12 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
     config, rows = model_config(size), size.batch_size * size.length
     width = 2 if size.dtype == "bfloat16" else 4
     match case:
-        case "train" | "remat":
+        case "decode_1" | "decode_8" | "decode_64":
+            return count_work("decode", replace(size, batch_size=DECODE_ROWS[case]), devices)
+        case "experts":
+            flops = costs.training_flops_per_token(moe_config(size), size.length)
+            return WorkCounts(rows, rows * flops)
+        case "train" | "remat" | "documents":
             return WorkCounts(rows, rows * costs.training_flops_per_token(config, size.length))
         case "prefill":
             # The head is applied to the last token of each row only.

@@ -11,8 +11,9 @@ import numpy as np
 from experiments.benchmark.runner import BenchmarkSize, RoundFunction, with_temp_bytes
 from jaxformer import Transformer, generate
 from jaxformer import functional as F
-from jaxformer.config import GLU, MultiHead, TransformerConfig
+from jaxformer.config import GLU, MoE, MultiHead, TransformerConfig
 from jaxformer.data import Batch
+from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import (
     MeshConfig,
@@ -35,21 +36,39 @@ def model_config(size: BenchmarkSize) -> TransformerConfig:
         num_layers=size.num_layers,
         attention=MultiHead(
             num_heads=size.num_heads,
-            num_kv_heads=size.num_heads,
+            num_kv_heads=size.num_kv_heads or size.num_heads,
             head_dim=size.model_dim // size.num_heads,
         ),
         feed_forward=(GLU(hidden_dim=size.hidden_dim),),
     )
 
 
-def train_program(size: BenchmarkSize, *, remat: Remat = "dots", **options: Any) -> RoundFunction:
+def moe_config(size: BenchmarkSize) -> TransformerConfig:
+    """Model configuration of "experts": fewer layers, with experts of which a token uses 1/8."""
+    moe = MoE(
+        expert=GLU(hidden_dim=size.expert_dim),
+        num_experts=size.num_experts,
+        top_k=size.num_experts // 8,
+    )
+    return replace(model_config(size), num_layers=size.moe_layers, feed_forward=(moe,))
+
+
+def train_program(
+    size: BenchmarkSize,
+    *,
+    documents: int = 1,
+    experts: bool = False,
+    remat: Remat = "dots",
+    **options: Any,
+) -> RoundFunction:
     """Build an AdamW training step, data-parallel over all devices, as the experiments do."""
-    model = Transformer(model_config(size), dtype=jnp.dtype(size.dtype), remat=remat, **options)
+    config = moe_config(size) if experts else model_config(size)
+    model = Transformer(config, dtype=jnp.dtype(size.dtype), remat=remat, **options)
     mesh = make_mesh(MeshConfig())
     optimizer_config = OptimizerConfig(schedule=Constant(peak=1e-4), optimizer=AdamW())
     optimizer = make_optimizer(optimizer_config, 1000, parameter_metadata(model.config))
     state = train_step.init_train_state(model, optimizer, jax.random.key(0), mesh)
-    batch = random_batch(size, mesh)
+    batch = random_batch(size, mesh, documents)
     update = train_step.make_train_step(model, optimizer, mesh).lower(state, batch).compile()
 
     def run_round() -> None:
@@ -76,18 +95,21 @@ def compile_program(size: BenchmarkSize, *, layers: int) -> RoundFunction:
     return one
 
 
-def random_batch(size: BenchmarkSize, mesh: jax.sharding.Mesh) -> Any:
-    """A batch of random tokens, sharded over the devices."""
+def random_batch(size: BenchmarkSize, mesh: jax.sharding.Mesh, documents: int = 1) -> Any:
+    """A batch of random tokens, sharded over the devices; each row has documents of one length."""
     shape = size.batch_size, size.length + 1
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
-    ones = np.ones((size.batch_size, size.length), np.int32)
-    at = np.broadcast_to(np.arange(size.length, dtype=np.int32), ones.shape)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], at, ones, ones > 0)
+    document, position = np.divmod(np.arange(size.length, dtype=np.int32), size.length // documents)
+    positions, segments = (np.tile(x, (size.batch_size, 1)) for x in (position, document + 1))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], positions, segments, segments > 0)
     return put_batch(batch, mesh, size.batch_size)
 
 
-def decode_program(size: BenchmarkSize, *, prefill_only: bool = False) -> RoundFunction:
+def decode_program(
+    size: BenchmarkSize, *, prefill_only: bool = False, rows: int | None = None
+) -> RoundFunction:
     """Build greedy decoding, data-parallel; or prefill of long prompts plus one token."""
+    size = replace(size, batch_size=rows or size.batch_size)
     config, dtype, mesh = model_config(size), jnp.dtype(size.dtype), make_mesh(MeshConfig())
 
     def start() -> Any:
@@ -95,6 +117,8 @@ def decode_program(size: BenchmarkSize, *, prefill_only: bool = False) -> RoundF
         return jax.tree.map(lambda x: x.astype(dtype), params)
 
     params = jax.jit(start, out_shardings=shardings(abstract_parameters(config, mesh)))()
+    if decodes_faster_unrolled(config):
+        config, params = unroll(config, params, donate=True)
     shape = size.batch_size, size.length if prefill_only else size.prompt
     prompt = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
 

@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.cases import CASE_DESCRIPTIONS, CaseName, WorkCounts, count_work
+from experiments.benchmark.cases import (
+    CASE_DESCRIPTIONS,
+    CASES,
+    JAXFORMER_MODULE,
+    CaseName,
+    WorkCounts,
+    count_work,
+)
 from experiments.benchmark.runner import BenchmarkSize, Measurement
 from experiments.training.plot import has_matplotlib
+from jaxformer.parallel.chips import chip_from_device_kind
 
 OUR_NAME = "jaxformer"
 COLOURS = {
@@ -115,6 +123,9 @@ def case_table(
         heads.append("tokens/s")
     if counts.tokens is not None and peak.flops and counts.flops:
         heads.append("of peak FLOP/s")
+    nominal = nominal_flops(measurements)
+    if counts.flops and nominal:
+        heads.append("of nominal FLOP/s")
     if counts.tokens is not None and peak.bytes_moved and counts.bytes_moved:
         heads.append("of peak bandwidth")
     baseline = next((measurement for measurement in measurements if measurement.seconds), None)
@@ -137,6 +148,7 @@ def case_table(
             "seconds": f"{middle:.3g}",
             "tokens/s": f"{(counts.tokens or 0) / middle:,.0f}",
             "of peak FLOP/s": peak_share(counts.flops, middle, peak.flops),
+            "of nominal FLOP/s": peak_share(counts.flops, middle, nominal),
             "of peak bandwidth": peak_share(counts.bytes_moved, middle, peak.bytes_moved),
             "per second": rate_text(counts, number, middle),
             ratio_heading: f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
@@ -148,6 +160,14 @@ def case_table(
         }
         lines.append(f"| {' | '.join(cells[head] for head in heads)} |")
     return "\n".join(lines)
+
+
+def nominal_flops(measurements: Sequence[Measurement]) -> float | None:
+    """Published FLOP/s of the devices that jaxformer used; None if they are not in the table."""
+    ours = next((one for one in measurements if one.device_kind is not None), None)
+    if ours is None or (chip := chip_from_device_kind(ours.device_kind or "")) is None:
+        return None
+    return ours.num_devices * chip.peak_flops
 
 
 def ratios(measurement: Measurement, baseline: Measurement) -> list[float]:
@@ -243,7 +263,7 @@ def draw_case(panel: Any, case: CaseName, measurements: Sequence[Measurement]) -
 
 def bar_color(case: CaseName, name: str) -> str:
     """Bar colour of a program; cases of jaxformer alone use one colour."""
-    alone = case in ("long", "vocabulary", "rotary", "remat", "compile")
+    alone = all(program.function.startswith(JAXFORMER_MODULE) for program in CASES[case])
     default, option, peer = COLOURS.values()
     if name == OUR_NAME or (alone and name == "remat dots"):
         return default

@@ -10,7 +10,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.benchmark.cases import CASES, PRESETS, CaseName, has_peak_share
+from experiments.benchmark.cases import (
+    CASES,
+    PEER_CASES,
+    PRESET_CASES,
+    PRESETS,
+    CaseName,
+    has_peak_share,
+)
 from experiments.benchmark.report import markdown_sections, plot_cases
 from experiments.benchmark.runner import run_interleaved
 from experiments.training.run_config import check_integers, lock_folder
@@ -21,8 +28,8 @@ class Benchmark:
     """Options of a benchmark run.
 
     Attributes:
-        preset: Named benchmark size.
-        only: Cases to measure; empty means all.
+        preset: Named benchmark size, and its cases.
+        only: Cases to measure; empty means all of the preset.
         rounds: Timed rounds of each program.
         layers: Number of layers; None is the preset's.
         length: Row length in tokens; None is the preset's.
@@ -31,7 +38,7 @@ class Benchmark:
         output: Folder for the results; None is runs/benchmark-PRESET.
     """
 
-    preset: Literal["peers", "smoke", "gpu"] = "peers"
+    preset: Literal["peers", "smoke", "gpu", "h100"] = "peers"
     only: tuple[CaseName, ...] = ()
     rounds: int = 7
     layers: int | None = None
@@ -64,13 +71,14 @@ def main(options: Benchmark) -> Path:
         "cases": {},
     }
     with lock_folder(output):
-        for task in options.only or tuple(CASES):
+        for task in options.only or PRESET_CASES.get(options.preset, PEER_CASES):
             programs = CASES[task]
             # The peak is measured in the same rounds, under the same load.
             peak_programs = CASES["machine"] if has_peak_share(task) else ()
             together = (*programs, *peak_programs)
             # A GPU cannot hold all programs at once, so there they run one after the other.
-            groups = [(one,) for one in together] if options.preset == "gpu" else [together]
+            is_gpu = options.preset in ("gpu", "h100")
+            groups = [(one,) for one in together] if is_gpu else [together]
             measurements_by_group = [
                 run_interleaved(task, group, size, options.rounds) for group in groups
             ]

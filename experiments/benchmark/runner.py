@@ -26,9 +26,13 @@ class BenchmarkSize:
 
     Attributes:
         model_dim: Width of the residual stream.
-        num_heads: Number of query heads and of KV heads.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key-value heads; None is the number of query heads.
         num_layers: Number of layers.
         hidden_dim: Hidden width of the feed-forward.
+        moe_layers: Number of layers of "experts".
+        num_experts: Experts of each of its layers, of which a token uses an eighth.
+        expert_dim: Hidden width of each expert.
         vocab_size: Vocabulary size.
         length: Row length in tokens for training, and prompt length of "prefill".
         batch_size: Rows of a batch.
@@ -41,8 +45,12 @@ class BenchmarkSize:
 
     model_dim: int = 256
     num_heads: int = 8
+    num_kv_heads: int | None = None
     num_layers: int = 6
     hidden_dim: int = 688
+    moe_layers: int = 2
+    num_experts: int = 8
+    expert_dim: int = 128
     vocab_size: int = 2048
     length: int = 512
     batch_size: int = 8

@@ -1,6 +1,7 @@
 """Benchmark programs in torch: Hugging Face Llama and x-transformers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ def llama_model(size: BenchmarkSize) -> Any:
         hidden_size=size.model_dim,
         num_hidden_layers=size.num_layers,
         num_attention_heads=size.num_heads,
-        num_key_value_heads=size.num_heads,
+        num_key_value_heads=size.num_kv_heads or size.num_heads,
         intermediate_size=size.hidden_dim,
         max_position_embeddings=max(size.length, size.prompt + size.new_tokens),
         attn_implementation="sdpa",
@@ -111,12 +112,17 @@ def x_transformers_train_program(size: BenchmarkSize) -> RoundFunction:
 
 
 def decode_program(
-    size: BenchmarkSize, *, prefill_only: bool = False, compiled: bool = False
+    size: BenchmarkSize,
+    *,
+    prefill_only: bool = False,
+    compiled: bool = False,
+    rows: int | None = None,
 ) -> RoundFunction:
     """Build greedy decoding with transformers' cache; or prefill of long prompts plus one token.
 
     With `compiled` the cache is static, as torch.compile needs fixed shapes.
     """
+    size = replace(size, batch_size=rows or size.batch_size)
     model = llama_model(size).to(getattr(torch, size.dtype)).eval()
     options = {}
     if compiled:
