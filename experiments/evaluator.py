@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import tyro
 from jax.sharding import Mesh
 
-from experiments.load_model import LoadedModel, load_model
+from experiments.load_model import MAX_DEFAULT_LENGTH, LoadedModel, load_model
 from experiments.training.run_config import (
     check_integers,
     check_uses,
@@ -37,11 +37,12 @@ class Evaluate:
         limit: Maximum number of questions of each task; None is all.
         step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
-        length: Maximum context in tokens; None is the run's row length, or 1024.
+        length: Maximum context in tokens; None is the run's row length, or of a Hugging Face folder
+            its max_position_embeddings, at most 1024.
         stride: Tokens from one window of a longer text to the next; None is half of the length. A
             smaller stride is slower and gives each token a longer context.
         batch_size: Windows or choices in a batch.
-        dtype: Dtype of the computation.
+        dtype: Dtype of the parameters and of the computation.
         mesh: Sizes of the mesh axes.
         devices: Number of devices to use; None is all. On a CPU, the number to simulate.
         output: JSON file for the metrics.
@@ -86,7 +87,7 @@ class Evaluator(NamedTuple):
     def length(self) -> int:
         """Maximum context in tokens."""
         most = self.model.config.max_length
-        length = self.run.length or self.model.row_length or 1024
+        length = self.run.length or self.model.row_length or MAX_DEFAULT_LENGTH
         return length if most is None else min(length, most)
 
     def log_likelihoods(self, requests: Iterable[ScoringRequest]) -> Iterator[LogLikelihood]:
@@ -106,7 +107,5 @@ def load_evaluator(run: Evaluate) -> Evaluator:
     """Load the model of --checkpoint onto the mesh."""
     simulate_cpu_devices(run.devices)
     mesh = make_mesh(run.mesh, select_devices(run.devices))
-    model = load_model(
-        run.checkpoint, run.step, ignore=run.ignore, mesh=mesh, dtype=run.dtype, to_decode=True
-    )
+    model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh, dtype=run.dtype)
     return Evaluator(model._replace(chat_template=run.chat_template), mesh, run)

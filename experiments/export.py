@@ -117,12 +117,13 @@ def special_token_ids(model: LoadedModel, source: Path | None) -> dict[str, Any]
 
 
 def max_positions(model: LoadedModel, source: Path | None) -> int | None:
-    """max_position_embeddings of the source, or the row length; None without plain RoPE.
+    """max_position_embeddings of the source, at least the row length; None without plain RoPE.
 
     With other position encodings the logits may depend on this number.
     """
     hf_config = None if source is None else read_json(source / "config.json")
-    longest = (hf_config or {}).get("max_position_embeddings", model.row_length)
+    lengths = (hf_config or {}).get("max_position_embeddings"), model.row_length
+    longest = max((length for length in lengths if length is not None), default=None)
     ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
     plain = ropes and all(rope.scaling is None for rope in ropes)
     return longest if plain else None

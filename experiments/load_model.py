@@ -1,6 +1,7 @@
 """Loads a model for inference, from a training run or a Hugging Face folder."""
 
 import json
+import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,9 @@ TOKENIZER_FILES = (
 )
 
 
+MAX_DEFAULT_LENGTH = 1024  # tokens of context, where an evaluation sets none
+
+
 class LoadedModel(NamedTuple):
     """A loaded model: configuration, parameters, tokenizer, and its bos and stop tokens.
 
@@ -41,7 +45,7 @@ class LoadedModel(NamedTuple):
         bos_tokens: First tokens of a decoder's text, or of an encoder-decoder's output.
         stop_tokens: Tokens that end a text.
         adds_special_tokens: Whether the tokenizer itself adds the special tokens of a prompt.
-        row_length: Row length in training, if known.
+        row_length: Row length in training, if known; of other models only one below 1024.
         step: Step of a run's checkpoint.
         chat_template: Used instead of the folder's; see `data.load_chat_template`.
     """
@@ -306,7 +310,17 @@ def load_from_hugging_face(
     start = (settings.get("bos_token_id", stop[0]),)
     if isinstance(config.topology, EncoderDecoder):
         start = (settings.get("decoder_start_token_id", settings.get("pad_token_id", start[0])),)
-    return LoadedModel(config, params, tokenizer, folder, start, stop, adds_special_tokens=True)
+    longest = settings.get("max_position_embeddings", math.inf)
+    return LoadedModel(
+        config,
+        params,
+        tokenizer,
+        folder,
+        start,
+        stop,
+        adds_special_tokens=True,
+        row_length=longest if longest < MAX_DEFAULT_LENGTH else None,
+    )
 
 
 def generation_ids(folder: Path) -> dict[str, Any]:

@@ -108,14 +108,15 @@ def make_steps(model: Transformer, optimizer: optax.GradientTransformation, mesh
     return train_step, jax.jit(shard(sum_losses))
 
 
-@partial(jax.jit, static_argnums=0)
-def sample(model: Transformer, params: Any, tokens: Any, start: int, key: Any) -> jax.Array:
-    """Fill a row of tokens from index `start` on; each token computes the whole row."""
+@partial(jax.jit, static_argnums=(0, 4))
+def sample(model: Transformer, params: Any, tokens: Any, start: int, num_ids: int, key: Any) -> Any:
+    """Fill a row from index `start` on with ids below `num_ids`; each computes the whole row."""
 
     def add_token(i: jax.Array, tokens: jax.Array) -> jax.Array:
         logits: Any = model.apply({"params": params}, tokens[None])
-        logits = F.keep_top_p(F.scale_by_temperature(logits[0, i - 1], 0.8), 0.95)
-        return tokens.at[i].set(jax.random.categorical(jax.random.fold_in(key, i), logits))
+        logits = F.scale_by_temperature(logits[0, i - 1, :num_ids], 0.8)
+        choice = jax.random.categorical(jax.random.fold_in(key, i), F.keep_top_p(logits, 0.95))
+        return tokens.at[i].set(choice)
 
     return jax.lax.fori_loop(start, len(tokens), add_token, tokens)
 
@@ -135,7 +136,7 @@ def main(settings: Settings) -> None:
 
     with Checkpoints(f"{settings.output}/checkpoints") as checkpoints:
         if checkpoints.latest_step() is not None:
-            assert checkpoints.read_description()["text"] == settings.text, "pass a new --output"
+            assert checkpoints.read_description()["text"] == settings.text, "new text: new --output"
             state = checkpoints.restore(None, state)
             print(f"resumed after step {state.step}")
         for step in range(int(state.step) + 1, settings.steps + 1):
@@ -152,7 +153,7 @@ def main(settings: Settings) -> None:
     prompt = [data.bos_token_id(tokenizer), *tokenizer.encode(settings.prompt).tolist()]
     row = np.pad(np.array(prompt, np.int32), (0, settings.length - len(prompt)))
     params, key = jax.device_get(state.params), jax.random.key(settings.seed)
-    print(tokenizer.decode(np.asarray(sample(model, params, row, len(prompt), key))))
+    print(tokenizer.decode(sample(model, params, row, len(prompt), tokenizer.vocab_size, key)))
 
 
 if __name__ == "__main__":

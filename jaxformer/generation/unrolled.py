@@ -1,11 +1,11 @@
 """Unroll scanned layers into separate parameters and caches, for faster decoding."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer import config as c
@@ -47,17 +47,21 @@ def unroll(
     check_parameters(config, params)
     if config == unrolled_config:
         return config, params
-    arrays = flatten_dict(params, sep="/")
-    if not donate:
-        return unrolled_config, unflatten_dict(unroll_arrays(config, arrays), sep="/")
-    unrolled = dict[str, Any]()
+    arrays, unrolled = flatten_dict(params, sep="/"), dict[str, Any]()
+    uses = Counter(map(id, arrays.values()))  # two paths may share an array
     for path, array in arrays.items():
-        parts = unroll_arrays(config, {path: array})
-        if path.startswith(STACKED_LAYERS):
-            jax.block_until_ready(parts)
+        unrolled |= unroll_arrays(config, {path: array})
+        uses[id(array)] -= 1
+        is_last = path.startswith(STACKED_LAYERS) and not uses[id(array)]
+        if donate and is_last and _is_concrete(array):
+            jax.block_until_ready(unrolled)
             array.delete()
-        unrolled |= parts
     return unrolled_config, unflatten_dict(unrolled, sep="/")
+
+
+def _is_concrete(array: Any) -> bool:
+    """Whether an array has memory to delete; NumPy's is freed by itself."""
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
 def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +74,6 @@ def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dic
     Returns:
         Each layer's part of arrays that are stacked over layers; the other arrays themselves.
     """
-    parts = _unstack({path: x for path, x in arrays.items() if path.startswith(STACKED_LAYERS)})
     groups = tuple(f"decoder/{name}/" for name in LAYER_GROUPS)
     unrolled = {path: x for path, x in arrays.items() if not path.startswith(groups)}
     for layer in range(config.num_layers):
@@ -78,15 +81,15 @@ def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dic
         for path, array in arrays.items():
             name = path.removeprefix(f"decoder/{section}/")
             if name != path:
-                part = parts[path][index[0]] if index else array
+                part = _take_layer(array, *index) if index else array
                 unrolled[f"decoder/first_layers/layer_{layer}/{name}"] = part
     return unrolled
 
 
 @jax.jit
-def _unstack(arrays: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Split arrays along their first axis."""
-    return {path: tuple(jnp.unstack(x)) for path, x in arrays.items()}
+def _take_layer(array: Any, index: int) -> Any:
+    """One layer's part of a stacked array, by one program for all layers."""
+    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False)
 
 
 def decodes_faster_unrolled(config: c.TransformerConfig) -> bool:
@@ -97,8 +100,8 @@ def decodes_faster_unrolled(config: c.TransformerConfig) -> bool:
 def unroll_to_decode(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
     """Return the model as it decodes faster; of a large model, which is not copied, say how."""
     check_parameters(config, params)
-    is_unrolled = len(config.first_layers) == config.num_layers
-    if is_unrolled or not decodes_faster_unrolled(config):
+    has_loop = config.count_repeats(config.num_layers)[0] > 1
+    if not has_loop or not decodes_faster_unrolled(config):
         return config, params
     if (num_parameters := costs.num_parameters(config)) <= MAX_COPIED_PARAMETERS:
         return unroll(config, params)

@@ -99,9 +99,7 @@ def load_pretrained(
         (True, True)
     """
     folder = fetch_folder(folder)
-    dtype = np.dtype(jnp.float32 if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype must be a floating-point dtype; got {dtype}.")
+    dtype = _floating_dtype(jnp.float32 if dtype is None else dtype)
     hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
@@ -118,6 +116,15 @@ def load_pretrained(
         param_shardings = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     return Pretrained(config, _load_params(mapping, stored, shapes, dtype, param_shardings))
+
+
+def _floating_dtype(dtype: DTypeLike) -> np.dtype:
+    try:
+        if jnp.issubdtype(np.dtype(dtype), jnp.floating):
+            return np.dtype(dtype)
+    except TypeError:  # no dtype at all
+        pass
+    raise ValueError(f"dtype must be a floating-point dtype, such as 'bfloat16'; got {dtype!r}.")
 
 
 def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
@@ -145,7 +152,12 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         problem = "has no config.json" if folder.is_dir() else "is no folder"
-        raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.")
+        hint = ""
+        if (folder / "checkpoints").is_dir():
+            hint = (
+                f" Export the run: python -m experiments.export --checkpoint {folder} --output NEW"
+            )
+        raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.{hint}")
     values = read_json(path)
     for name in values.keys() & DEPTH_FIELDS:
         depth = values[name]
@@ -229,7 +241,7 @@ def _resolve_tied_head(
 
 def _same_bytes(a: files.StoredTensor, b: files.StoredTensor) -> bool:
     """Whether two tensors hold the same bytes."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in files.FLOAT_DTYPES:
         return False
     return np.array_equal(files.read_tensor(a).view(np.uint8), files.read_tensor(b).view(np.uint8))
 
@@ -250,7 +262,8 @@ def _load_params(
         check_finite(tensor, dtype, f"{link.hf_name} in {stored_tensor.path}")
         parts = link.transform.from_hf(tensor, link.slice_shapes)
         for (path, index), part in zip(link.slices, parts, strict=True):
-            copy_into(arrays[path][index], part)
+            slot: Any = (*index, ...)
+            copy_into(arrays[path][slot], part)
         return stored_tensor.nbytes
 
     threads = ThreadPoolExecutor(min(MAX_READING_THREADS, os.cpu_count() or 1))

@@ -115,8 +115,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensor(stored: StoredTensor) -> np.ndarray:
-    """Map one tensor into memory; its bytes are read when they are used."""
-    data = np.memmap(stored.path, np.uint8, "r", stored.offset, stored.nbytes)
+    """Read one tensor.
+
+    Raises:
+        ValueError: The file has become shorter since its header was read.
+    """
+    data = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
+    if data.size < stored.nbytes:
+        raise ValueError(f"{stored.path} has become shorter while it was read.")
     return data.view(FLOAT_DTYPES[stored.dtype]).reshape(stored.shape)
 
 

@@ -111,4 +111,9 @@ def check_parameters(config: TransformerConfig, params: Any) -> None:
         shapes = list(got[path].shape), list(expected[path].shape)
         if shapes[0] != shapes[1]:
             complaints.append(f"{path} is {shapes[0]}, not {shapes[1]}")
-    raise_misfits(complaints)
+    unrolled = [any("/first_layers/" in path for path in paths) for paths in (expected, got)]
+    remedy = ""
+    if unrolled[0] != unrolled[1]:
+        which = "configuration is" if unrolled[0] else "parameters are"
+        remedy = f" Only the {which} of an unrolled model: take both from `unroll`."
+    raise_misfits(complaints, remedy)

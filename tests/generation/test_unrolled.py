@@ -147,6 +147,30 @@ def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypat
     np.testing.assert_array_equal(alone, stacked)
 
 
+def test_an_array_at_two_places_is_deleted_after_both(config):
+    """And NumPy's arrays are not deleted, nor those that are traced."""
+    params = random_params(replace(config, num_layers=4))
+    layer = params["decoder"]["layers"]["layer_0"]["feed_forward"]
+    layer["up"] = layer["gate"]
+    config = replace(config, num_layers=4)
+    expected = unroll(config, params)[1]
+    traced = jax.jit(lambda params: unroll(config, params, donate=True)[1])(params)
+    numpy = unroll(config, jax.tree.map(np.asarray, params), donate=True)[1]
+    for result in (traced, numpy, unroll(config, params, donate=True)[1]):
+        jax.tree.map(np.testing.assert_array_equal, result, expected)
+    assert layer["gate"]["kernel"].is_deleted()
+
+
+def test_parameters_of_the_other_form_are_named_with_the_remedy(config):
+    params = random_params(config)
+    unrolled_config, unrolled_params = unroll(config, params)
+    remedy = "of an unrolled model: take both from `unroll`."
+    with pytest.raises(ValueError, match=f"Only the configuration is {remedy}"):
+        generate(unrolled_config, params, [[1]], max_new_tokens=1)
+    with pytest.raises(ValueError, match=f"Only the parameters are {remedy}"):
+        generate(config, unrolled_params, [[1]], max_new_tokens=1)
+
+
 def test_donated_parameters_are_deleted_one_by_one(config):
     model = replace(config, num_layers=5, feed_forward=IN_TURNS)
     params = random_params(model)

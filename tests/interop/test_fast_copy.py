@@ -27,3 +27,9 @@ def test_blocks_join_without_a_seam(shape, view):
             copy_into(out[1], values)
             np.testing.assert_array_equal(out[1], values.astype(out_dtype))
             assert np.isnan(out[::2]).all()
+
+
+def test_a_single_number_is_copied():
+    out = np.zeros(3, np.float32)
+    copy_into(out[(1, ...)], np.array(5, np.float32))
+    np.testing.assert_array_equal(out, [0, 5, 0])

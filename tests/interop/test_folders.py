@@ -179,8 +179,11 @@ def test_a_dtype_that_is_asked_for_stays(tmp_path, tensors):
 
 
 def test_dtype_must_be_a_float(source):
-    with pytest.raises(ValueError, match=r"^dtype must be a floating-point dtype; got int32\.$"):
+    message = "^dtype must be a floating-point dtype, such as 'bfloat16'; got"
+    with pytest.raises(ValueError, match=f"{message} .*int32"):
         load_pretrained(source, jnp.int32)
+    with pytest.raises(ValueError, match=f"{message} 'bf16'"):
+        load_pretrained(source, "bf16")
 
 
 def test_what_is_written_is_what_was_read(tmp_path, loaded, tensors):

@@ -269,7 +269,7 @@ def _wait_for(dependency: Float32[Array, "..."], tree: T) -> T:
     """
     if target_platform() != "cpu":
         return tree
-    zero = 0.0 * dependency.ravel()[0]
+    zero = 0.0 * jnp.sum(dependency.ravel()[:1])
     return jax.tree.map(lambda x: x + zero.astype(x.dtype), tree)
 
 

@@ -222,6 +222,13 @@ def test_dropout_is_other_for_each_pair_of_halves():
     assert len(np.unique(tiles, axis=0)) == len(tiles)
 
 
+def test_no_rows_are_no_rows_and_so_are_their_gradients(arrays):
+    attend = around(partial(ring_attention, axis_name="context"))
+    none = [x[:0] for x in arrays]
+    gradients = jax.grad(lambda *x: attend(*x).sum(), argnums=(0, 1, 2))(*none)
+    assert [x.shape for x in gradients] == [x.shape for x in none]
+
+
 def test_the_backward_ring_starts_after_the_forward_ring(arrays):
     """A CPU would start a permute that needs keys alone beside the forward ring: devices hang."""
     attend = around(partial(ring_attention, axis_name="context"))
