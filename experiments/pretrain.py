@@ -269,6 +269,11 @@ def prepare_corpus(run: Pretrain) -> PackedCorpus:
         data.split(data.documents(source, template=template), held_out=run.held_out)
         for source in sources
     ]
+    if template is None and has_instructions(run.corpus):
+        print(
+            "  without a chat template, prompt and answer are joined as they are; for --chat, "
+            "pass --chat-template"
+        )
     texts = (document.text for part in splits for document in part.train)
     tokenizer = data.build_tokenizer(run.tokenizer, texts)
     packed = [prepare_source(run, *each, tokenizer) for each in zip(sources, splits, strict=True)]
@@ -307,9 +312,10 @@ def prepare_source(
                 f"{rows.num_targets} tokens of {name}, less than one row of {run.length} tokens; "
                 "use more text, another --held-out or a smaller --length."
             )
+        counted = " of answers" if rows.loss_mask is not None else ""
         print(
-            f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes, "
-            f"{format_count(rows.num_targets)} tokens",
+            f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes and "
+            f"{format_count(rows.num_targets)} tokens{counted}",
             flush=True,
         )
     return train, held_out
