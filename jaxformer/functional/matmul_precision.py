@@ -23,7 +23,8 @@ def matmul(rows: Float[Array, "B D"], matrix: Float[Array, "D F"]) -> Float[Arra
     Returns:
         The product in the same dtype.
     """
-    in_bfloat16_on_cpu = target_platform() == "cpu" and rows.dtype == jnp.bfloat16
+    # A plan in float32 asks for no device.
+    in_bfloat16_on_cpu = rows.dtype == jnp.bfloat16 and target_platform() == "cpu"
     num_rows = len(rows)
     if num_rows == 1 and (in_bfloat16_on_cpu or target_platform() == "gpu"):
         rows = jnp.pad(rows, [(0, 1), (0, 0)])
