@@ -87,7 +87,7 @@ def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dic
 
 
 @jax.jit
-def _take_layer(array: Any, index: int) -> Any:
+def _take_layer(array: Any, index: Any) -> Any:
     """One layer's part of a stacked array, by one program for all layers."""
     return jax.lax.dynamic_index_in_dim(array, index, keepdims=False)
 

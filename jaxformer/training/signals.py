@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasatt
 MAX_DEFERRED = 2  # the next signal ends the process at once
 
 Handler = Callable[[int, FrameType | None], None]
+_raised: list[int] = []  # signals inside `raise_on_signals`
 
 
 class Interrupted(KeyboardInterrupt):
@@ -32,9 +33,9 @@ class DeferredSignals:
         stop_requested: The last result of `should_stop`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Sequence[int] = ()) -> None:
         self.stop_requested = False
-        self._numbers: list[int] = []
+        self._numbers = list(numbers)
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop after this step; the same on all processes."""
@@ -63,8 +64,12 @@ class DeferredSignals:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[DeferredSignals]:
-    """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process."""
-    signals = DeferredSignals()
+    """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process.
+
+    A signal whose `Interrupted` was lost counts too: Python ignores exceptions in callbacks of the
+    garbage collector, one of which JAX has.
+    """
+    signals = DeferredSignals(_raised)
     with _install_handlers(signals.handle):
         yield signals
 
@@ -76,11 +81,15 @@ def raise_on_signals() -> Iterator[None]:
     In a run of several processes nothing is raised, as all must stop at the same step: JAX handles
     SIGTERM and notifies the other processes, and the other two signals are turned into SIGTERM.
     """
-    with _install_handlers(_raise_interrupted):
-        yield
+    try:
+        with _install_handlers(_raise_interrupted):
+            yield
+    finally:
+        _raised.clear()
 
 
 def _raise_interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    _raised.append(number)
     raise Interrupted(number)
 
 

@@ -151,7 +151,9 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     settings = shown.split("Corpus:")[0]
     assert settings.startswith("Run: tiny\n  --model.vocab-size 257\n")
     assert "\n  --steps 12\n" in settings and "--seed" not in settings
-    assert re.search(r"Corpus: corpus\.txt\n  training data: 1 documents, [\d.]+k? bytes and", shown)
+    assert re.search(
+        r"Corpus: corpus\.txt\n  training data: 1 documents, [\d.]+k? bytes and", shown
+    )
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
     assert shown.count("Attention of ") == 1
     match = re.search(r"Held-out loss: ([\d.]+) bits per byte \(gzip -9: ([\d.]+)\)\.", shown)

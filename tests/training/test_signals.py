@@ -1,4 +1,5 @@
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -47,6 +48,22 @@ def test_deferred_signals_stop_at_the_next_question(number, capfd):
         f"\n{number.name}: exiting after the next save (2 more: exit at once).\n"
         "\nSIGINT: exiting after the next save (1 more: exit at once).\n"
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_whose_exception_python_ignores_stops_the_training():
+    """As in a callback of the garbage collector, from which no exception gets out."""
+    interrupt = lambda phase, _: phase == "stop" and signal.raise_signal(signal.SIGINT)  # noqa: E731
+    with raise_on_signals():
+        gc.callbacks.append(interrupt)
+        try:
+            gc.collect()
+        finally:
+            gc.callbacks.remove(interrupt)
+        with defer_signals() as signals:
+            assert signals.should_stop(1) and signals.to_error().status == 130
+    with raise_on_signals(), defer_signals() as signals:  # of a later run
+        assert not signals.should_stop(1)
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored():
