@@ -88,11 +88,11 @@ def compile_program(size: BenchmarkSize, *, layers: int) -> RoundFunction:
     optimizer = make_optimizer(rule, 1000, parameter_metadata(model.config))
     state, batch = train_step.abstract_train_state(model, optimizer, mesh), random_batch(size, mesh)
 
-    def one() -> None:
+    def run_round() -> None:
         jax.clear_caches()
         train_step.make_train_step(model, optimizer, mesh).lower(state, batch).compile()
 
-    return one
+    return run_round
 
 
 def random_batch(size: BenchmarkSize, mesh: jax.sharding.Mesh, documents: int = 1) -> Any:
@@ -122,7 +122,7 @@ def decode_program(
     shape = size.batch_size, size.length if prefill_only else size.prompt
     prompt = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
 
-    def one() -> None:
+    def run_round() -> None:
         generate(
             config,
             params,
@@ -132,7 +132,7 @@ def decode_program(
             mesh=mesh,
         ).block_until_ready()
 
-    return one
+    return run_round
 
 
 def attention_program(
@@ -161,10 +161,10 @@ def attention_program(
     sharded = jax.shard_map(qkv_grads, mesh=mesh, in_specs=(rows,) * 3, out_specs=(rows,) * 3)
     program = jax.jit(sharded).lower(*qkv).compile()
 
-    def one() -> None:
+    def run_round() -> None:
         jax.block_until_ready(program(*qkv))
 
-    return with_temp_bytes(one, program)
+    return with_temp_bytes(run_round, program)
 
 
 def long_attention_program(
@@ -190,10 +190,10 @@ def loss_program(size: BenchmarkSize, *, all_logits: bool = False) -> RoundFunct
 
     program = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).lower(features, kernel).compile()
 
-    def one() -> None:
+    def run_round() -> None:
         jax.block_until_ready(program(features, kernel))
 
-    return with_temp_bytes(one, program)
+    return with_temp_bytes(run_round, program)
 
 
 def large_vocabulary_program(size: BenchmarkSize, *, all_logits: bool = False) -> RoundFunction:
@@ -221,11 +221,11 @@ def rope_program(size: BenchmarkSize, *, real_numbers: bool) -> RoundFunction:
 
     program = jax.jit(jax.grad(total)).lower(x).compile()
 
-    def one() -> None:
+    def run_round() -> None:
         for _ in range(100):
             program(x).block_until_ready()
 
-    return with_temp_bytes(one, program)
+    return with_temp_bytes(run_round, program)
 
 
 REPEATS = 8
@@ -239,10 +239,10 @@ def matmul_program(size: BenchmarkSize) -> RoundFunction:
     matrices = [jax.device_put(square, device) for device in jax.devices()]
     multiply = jax.jit(lambda x: jax.lax.fori_loop(0, REPEATS, lambda _, y: y @ x, x))
 
-    def one() -> None:
+    def run_round() -> None:
         jax.block_until_ready([multiply(x) for x in matrices])
 
-    return one
+    return run_round
 
 
 def copy_program(size: BenchmarkSize) -> RoundFunction:
@@ -251,7 +251,7 @@ def copy_program(size: BenchmarkSize) -> RoundFunction:
     arrays = [jax.device_put(large, device) for device in jax.devices()]
     add = jax.jit(lambda x: jax.lax.fori_loop(0, REPEATS, lambda _, y: y + 1, x), donate_argnums=0)
 
-    def one() -> None:
+    def run_round() -> None:
         arrays[:] = jax.block_until_ready([add(x) for x in arrays])
 
-    return one
+    return run_round

@@ -69,7 +69,7 @@ def train_round(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = random_tokens(size, size.length + 1)
 
-    def one() -> None:
+    def run_round() -> None:
         with autocast(size):
             logits = logits_of(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(
@@ -80,7 +80,7 @@ def train_round(
         optimizer.zero_grad(set_to_none=True)
         synchronize()
 
-    return one
+    return run_round
 
 
 def x_transformers_train_program(size: BenchmarkSize) -> RoundFunction:
@@ -132,7 +132,7 @@ def decode_program(
     count = 1 if prefill_only else size.new_tokens
     ones = torch.ones_like(prompt)
 
-    def one() -> None:
+    def run_round() -> None:
         with torch.inference_mode():
             model.generate(
                 prompt,
@@ -144,7 +144,7 @@ def decode_program(
             )
         synchronize()
 
-    return one
+    return run_round
 
 
 def attention_program(size: BenchmarkSize) -> RoundFunction:
@@ -154,12 +154,12 @@ def attention_program(size: BenchmarkSize) -> RoundFunction:
     kind = getattr(torch, size.dtype)
     qkv = [torch.randn(shape, dtype=kind, device=device(), requires_grad=True) for _ in range(3)]
 
-    def one() -> None:
+    def run_round() -> None:
         heads = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
         torch.autograd.grad(heads.float().square().sum(), qkv)
         synchronize()
 
-    return one
+    return run_round
 
 
 def loss_program(size: BenchmarkSize) -> RoundFunction:
@@ -172,9 +172,9 @@ def loss_program(size: BenchmarkSize) -> RoundFunction:
     kernel.requires_grad_()
     targets = torch.randint(0, size.vocab_size, (tokens,), device=device())
 
-    def one() -> None:
+    def run_round() -> None:
         loss = torch.nn.functional.cross_entropy((features @ kernel).float(), targets)
         torch.autograd.grad(loss, (features, kernel))
         synchronize()
 
-    return one
+    return run_round

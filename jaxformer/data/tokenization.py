@@ -107,7 +107,7 @@ def loss_text(document: AnyDocument, tokenizer: Tokenizer) -> str:
     if isinstance(document, Document):
         return document.text
     (tokens,) = _tokens([document], tokenizer)
-    text, ends, sizes = document.text.encode(), np.cumsum(tokens.sizes), tokens.counted_sizes
+    text, ends, sizes = document.text.encode(), np.cumsum(tokens.sizes), tokens.loss_bytes
     parts = (text[end - size : end] for end, size in zip(ends, sizes, strict=True))
     return b"".join(parts).decode(errors="replace")
 
@@ -167,7 +167,7 @@ class _Tokens(NamedTuple):
     sizes: Int64[np.ndarray, " T"]
 
     @property
-    def counted_sizes(self) -> Int64[np.ndarray, " T"]:
+    def loss_bytes(self) -> Int64[np.ndarray, " T"]:
         """Bytes of the text with loss of each token."""
         return self.sizes * (self.counts & ~self.special)
 
@@ -179,14 +179,14 @@ def _tokenize_group(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> T
     for document, spans in zip(documents, _tokens(documents, tokenizer), strict=True):
         tokens += spans.ids, end
         loss_masks += spans.counts, np.array([_spans(document)[-1][1]])
-        sizes += spans.counted_sizes, none
+        sizes += spans.loss_bytes, none
         lengths.append(len(spans.ids) + 1)
     return TokenizedPart(
         np.concatenate(tokens).astype(smallest_unsigned_dtype(tokenizer.vocab_size)),
         np.concatenate(loss_masks),
         np.concatenate(sizes),
         np.array(lengths),
-        np.array([_opens(document) for document in documents]),
+        np.array([_starts_with_end_of_text(document) for document in documents]),
         sum(len(document.text.encode()) for document in documents),
     )
 
@@ -211,7 +211,7 @@ def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> l
         return [_all_counts(ids, len(text.encode())) for text, ids in encoded]
     special = list(special_ids(tokenizer))
     if isinstance(tokenizer, BPETokenizer):
-        rendered = not all(map(_opens, documents))
+        rendered = not all(map(_starts_with_end_of_text, documents))
         offsets = tokenizer.encode_offsets(texts, rendered=rendered)
         return [
             _Tokens(ids, _counts(spans, each), np.isin(ids, special), _sizes(text, spans))
@@ -274,7 +274,7 @@ def _character_sizes(text: str) -> Int64[np.ndarray, " C"]:
     return 1 + np.sum([codes >= first for first in (0x80, 0x800, 0x10000)], axis=0)
 
 
-def _opens(document: AnyDocument) -> bool:
+def _starts_with_end_of_text(document: AnyDocument) -> bool:
     """Whether an end of text precedes a document; chat templates have a first token."""
     return not isinstance(document, Instruction) or document.prepend_end_of_text
 
