@@ -31,6 +31,7 @@ JAXFORMER_MODULE, TORCH_MODULE, LINEN_MODULE = (
     for name in ("jaxformer_programs", "torch_programs", "linen_programs")
 )
 TORCH_AND_TRANSFORMERS = ("torch", "transformers")
+DOCUMENT_CASES: tuple[CaseName, ...] = ("documents", "experts")
 DECODE_ROWS: Mapping[CaseName, int] = {"decode_1": 1, "decode_8": 8, "decode_64": 64}
 XLA_ATTENTION, PREFILL_ONLY = {"implementation": "xla"}, {"prefill_only": True}
 
@@ -127,24 +128,18 @@ CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
         Program(f"{layers} layers", f"{JAXFORMER_MODULE}:compile_program", (), {"layers": layers})
         for layers in (4, 32)
     ),
-    "documents": tuple(
-        Program(
-            f"{documents} a row",
-            f"{JAXFORMER_MODULE}:train_program",
-            (),
-            {"documents": documents, "scan": False},
+    **{
+        case: tuple(
+            Program(
+                f"{documents} document{'s' if documents > 1 else ''} a row",
+                f"{JAXFORMER_MODULE}:train_program",
+                (),
+                {"documents": documents, "experts": case == "experts", "scan": False},
+            )
+            for documents in (1, 8)
         )
-        for documents in (1, 8)
-    ),
-    "experts": tuple(
-        Program(
-            f"{documents} document{'s' if documents > 1 else ''} a row",
-            f"{JAXFORMER_MODULE}:train_program",
-            (),
-            {"documents": documents, "experts": True, "scan": False},
-        )
-        for documents in (1, 8)
-    ),
+        for case in DOCUMENT_CASES
+    },
     **{
         case: (
             Program(
@@ -158,11 +153,8 @@ CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
         for case, rows in DECODE_ROWS.items()
     },
 }
-CARD_CASES: tuple[CaseName, ...] = (
-    *("machine", "train", "remat", "documents", "experts"),
-    *DECODE_ROWS,
-)
-PEER_CASES = tuple(case for case in CASES if case not in CARD_CASES[3:])
+PEER_CASES = tuple(case for case in CASES if case not in (*DOCUMENT_CASES, *DECODE_ROWS))
+CARD_CASES: tuple[CaseName, ...] = ("machine", "train", "remat", *DOCUMENT_CASES, *DECODE_ROWS)
 PRESET_CASES = {"h100": CARD_CASES, "smoke": tuple(CASES)}  # of others, PEER_CASES
 CASE_DESCRIPTIONS: Mapping[CaseName, str] = {
     "machine": "Peak rates of the machine: matmul FLOP/s and memory bandwidth.",
@@ -234,8 +226,8 @@ PRESETS: Mapping[str, BenchmarkSize] = {
 
 def has_peak_share(case: CaseName) -> bool:
     """Whether the case can be reported as a share of the machine's peak."""
-    cases = "train", "remat", "documents", "experts", "prefill", "decode", "attention", "loss"
-    return case in cases or case in DECODE_ROWS
+    cases = "train", "remat", "prefill", "decode", "attention", "loss"
+    return case in (*cases, *DOCUMENT_CASES, *DECODE_ROWS)
 
 
 class WorkCounts(NamedTuple):
@@ -261,15 +253,13 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
         devices: Devices of jaxformer. Each computes all matmuls and copies of "machine", and reads
             all parameters except the embedding, of which it reads only some rows.
     """
-    config, rows = model_config(size), size.batch_size * size.length
+    if case in DECODE_ROWS:
+        case, size = "decode", replace(size, batch_size=DECODE_ROWS[case])
+    config = moe_config(size) if case == "experts" else model_config(size)
+    rows = size.batch_size * size.length
     width = 2 if size.dtype == "bfloat16" else 4
     match case:
-        case "decode_1" | "decode_8" | "decode_64":
-            return count_work("decode", replace(size, batch_size=DECODE_ROWS[case]), devices)
-        case "experts":
-            flops = costs.training_flops_per_token(moe_config(size), size.length)
-            return WorkCounts(rows, rows * flops)
-        case "train" | "remat" | "documents":
+        case "train" | "remat" | "documents" | "experts":
             return WorkCounts(rows, rows * costs.training_flops_per_token(config, size.length))
         case "prefill":
             # The head is applied to the last token of each row only.

@@ -58,12 +58,12 @@ def test_a_single_row_is_multiplied_with_another(batch, platform, dtype, normal,
     assert product.invars[0].aval.shape == (2, 5)
     # XLA for CPUs copies a bfloat16 matrix as float32 unless the result is float32.
     assert product.params["preferred_element_type"] == "float32"
-    beside = functional.linear(x, kernel, bias), *slopes(x, kernel, bias)
+    padded = functional.linear(x, kernel, bias), *slopes(x, kernel, bias)
     rtol = 1e-5 if dtype == "float32" else 0.02
     close = lambda a, b: np.testing.assert_allclose(  # noqa: E731
         a.astype("float32"), b.astype("float32"), rtol=rtol
     )
-    jax.tree.map(close, beside, alone)
+    jax.tree.map(close, padded, alone)
     many = jax.vmap(functional.linear, in_axes=(0, None, None))(np.stack([x, x + x]), kernel, bias)
     close(many[0], alone[0])
 

@@ -264,8 +264,8 @@ def _forward(options: RingOptions, groups: HeadGroup, key_positions: Any) -> Any
 def _wait_for(dependency: Float32[Array, "..."], tree: T) -> T:
     """Return the tree, on a CPU by an operation that needs the dependency.
 
-    XLA for CPUs runs a collective beside a loop with collectives where no data order them, so that
-    devices hang or receive the other's data; and it removes `jax.lax.optimization_barrier`.
+    XLA for CPUs runs a collective beside a loop with collectives where no data order them, and the
+    devices, which do not agree on the order, hang; it removes `jax.lax.optimization_barrier`.
     """
     if target_platform() != "cpu":
         return tree
