@@ -29,12 +29,12 @@ def narrow_preset(name):
     )
 
 
-def compiled_decode(config, chip, around=nullcontext):
-    """The text of a program that continues eight prompts of up to 1,024 tokens by 128."""
+def compiled_decode(config, chip, around=nullcontext, prompts=(8, 1024)):
+    """The text of a program that continues prompts of a shape [rows, tokens] by 128 tokens."""
     of = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(chip))
     params = jax.tree.map(lambda x: of(x.shape, x.dtype), abstract_parameters(config, None))
     request = Request(
-        of((8, 1024), "int32"), of((8,), "int32"), of((8, 0), "int32"), of((), "int32")
+        *(of(shape, "int32") for shape in (prompts, prompts[:1], (prompts[0], 0), ()))
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     plan = DecodeConfig(config, 128, None, jnp.dtype(jnp.bfloat16))

@@ -27,7 +27,7 @@ from jaxformer.functional.shape_annotations import axis_mismatch_message
 
 MAX_UNCHUNKED_LOGITS = 2**24  # per device; up to this number they are saved for the backward pass
 # Logits per chunk: few fit into a CPU's cache, many fill a GPU.
-LOGITS_PER_CHUNK = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**25}
+LOGITS_PER_CHUNK = {"cpu": 2**22, "gpu": 2**27, "tpu": 2**25}
 MIN_CHUNK_SIZE = 512  # ids; a narrower product does not fill the matrix units
 
 
