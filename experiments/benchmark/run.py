@@ -35,6 +35,8 @@ class Benchmark:
         length: Row length in tokens; None is the preset's.
         devices: Devices that jaxformer simulates on a CPU; None is the greatest common divisor of
             the number of cores and the batch size.
+        profile: Whether to write the time by module of one more round of each program in JAX, to
+            the folder profile of the results.
         output: Folder for the results; None is runs/benchmark-PRESET.
     """
 
@@ -44,6 +46,7 @@ class Benchmark:
     layers: int | None = None
     length: int | None = None
     devices: int | None = None
+    profile: bool = False
     output: Path | None = None
 
     def __post_init__(self):
@@ -79,8 +82,9 @@ def main(options: Benchmark) -> Path:
             # A GPU cannot hold all programs at once, so there they run one after the other.
             is_gpu = options.preset in ("gpu", "h100")
             groups = [(one,) for one in together] if is_gpu else [together]
+            profiles = output / "profile" if options.profile and task != "machine" else None
             measurements_by_group = [
-                run_interleaved(task, group, size, options.rounds) for group in groups
+                run_interleaved(task, group, size, options.rounds, profiles) for group in groups
             ]
             measurements = [asdict(one) for group in measurements_by_group for one in group]
             results["cases"][task] = measurements[: len(programs)]

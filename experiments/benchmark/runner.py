@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 RoundFunction = Callable[[], Any]
@@ -97,7 +98,11 @@ class Measurement:
 
 
 def run_interleaved(
-    case: str, programs: Sequence[Program], size: BenchmarkSize, rounds: int
+    case: str,
+    programs: Sequence[Program],
+    size: BenchmarkSize,
+    rounds: int,
+    profiles: Path | None = None,
 ) -> list[Measurement]:
     """Measure all programs, their rounds interleaved; a program that crashes has no measurement.
 
@@ -106,6 +111,7 @@ def run_interleaved(
         programs: The programs.
         size: Benchmark size.
         rounds: Timed rounds of each program, after one that is not timed.
+        profiles: Folder for a profile of one more round of each program in JAX; None profiles none.
     """
     measurements = {entry.name: Measurement(entry.name) for entry in programs}
     with contextlib.ExitStack() as processes:
@@ -146,6 +152,10 @@ def run_interleaved(
             print(f"  {case}, round {number}/{rounds}: {reply}", flush=True)
         for name in list(workers):
             measurements[name].peak_bytes = call_worker(name, peak_bytes)
+        if profiles is not None:
+            for name in list(workers):
+                folder = profiles / f"{case}, {name}".replace(", ", "-").replace(" ", "_")
+                call_worker(name, profile_round, folder)
     return list(measurements.values())
 
 
@@ -172,6 +182,17 @@ def time_round() -> float:
     started_at = time.perf_counter()
     do_round()
     return time.perf_counter() - started_at
+
+
+def profile_round(folder: Path) -> None:
+    """Write the profile of one more round, if the program uses JAX."""
+    if "jax" in sys.modules:
+        from jaxformer.training.profiling import profile, profile_tables
+
+        with profile(folder) as round_profiles:
+            do_round()
+        tables = profile_tables(round_profiles[0], num_steps=1)
+        (folder / "profile.md").write_text(tables, encoding="utf-8")
 
 
 def peak_bytes() -> int:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pprint
+import re
 import shlex
 import socket
 import sys
@@ -84,6 +85,9 @@ class RunConfig:
         keep: Number of newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
+        profile_steps: Steps to profile, as a slice: 10:13 is steps 10, 11 and 12. Their time by
+            module is in profile/profile.md in the output folder, beside the trace for Perfetto and
+            XProf.
         show: What to print at the start: the changes to a named run, or all fields.
     """
 
@@ -117,6 +121,7 @@ class RunConfig:
     keep: int = 3
     tensorboard: bool = True
     wandb: str | None = None
+    profile_steps: str | None = None
     show: Literal["changes", "all"] = "changes"
 
     def __post_init__(self):
@@ -133,11 +138,30 @@ class RunConfig:
             )
         if self.wandb == "":
             raise ValueError("wandb must name a project; got ''.")
+        _ = self.profiled_steps
 
     @property
     def planned_steps(self) -> int:
         """Number of steps of the learning-rate schedule."""
         return self.schedule_steps or self.steps
+
+    @property
+    def profiled_steps(self) -> range:
+        """Steps of --profile-steps.
+
+        Raises:
+            ValueError: It is no slice of steps, or has none.
+        """
+        if self.profile_steps is None:
+            return range(0)
+        bounds = re.fullmatch(r"(\d+):(\d+)", self.profile_steps)
+        steps = range(int(bounds[1]), int(bounds[2])) if bounds else range(0)
+        if not steps or steps.start < 1:
+            raise ValueError(
+                "profile_steps must be FIRST:STOP with 1 <= FIRST < STOP, such as 10:13 for steps "
+                f"10, 11 and 12; got {self.profile_steps!r}."
+            )
+        return steps
 
     @property
     def name(self) -> str:

@@ -40,6 +40,7 @@ from jaxformer.training.metrics import (
     check_wandb_login,
 )
 from jaxformer.training.optimizers import learning_rate_schedule, make_optimizer
+from jaxformer.training.profiling import Profile, profile, profile_tables
 from jaxformer.training.progress import Progress, format_count
 from jaxformer.training.signals import defer_signals
 
@@ -192,6 +193,10 @@ def train_run(
         Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
         report_early_end(run, checkpoints, setup.storage),
     ):
+        if run.profiled_steps.stop > run.steps + 1:
+            raise ValueError(
+                f"profile_steps {run.profile_steps} ends after the last step, {run.steps}."
+            )
         description = checkpoint_description(run, train_data.tokenizer, train_data.fingerprint())
         start_step = find_start_step(run, setup.local_folder, checkpoints, description)
         if start_step is None:
@@ -213,6 +218,7 @@ class Recorder(NamedTuple):
     """Logs the steps of a run, evaluates its parameters and saves its state."""
 
     run: RunConfig
+    folder: Path
     train_data: TrainData
     checkpoints: Checkpoints
     description: dict[str, Any]
@@ -264,7 +270,9 @@ def open_recorder(
         MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
         Progress(run.steps, start_step=start_step, title=title) as progress,
     ):
-        yield Recorder(run, train_data, checkpoints, description, meter, metrics, progress)
+        yield Recorder(
+            run, setup.local_folder, train_data, checkpoints, description, meter, metrics, progress
+        )
 
 
 def run_steps(
@@ -275,12 +283,14 @@ def run_steps(
     Raises:
         Interrupted: A signal arrived; the state after the current step is being saved.
     """
-    run = recorder.run
+    run, profiled = recorder.run, recorder.run.profiled_steps
 
     def should_pause(step: int) -> bool:
-        return step % run.evaluate_every == 0 or step % run.save_every == 0
+        pauses = step % run.evaluate_every == 0 or step % run.save_every == 0
+        return pauses or step + 1 in (profiled.start, profiled.stop)
 
-    with defer_signals() as signals:
+    with defer_signals() as signals, step_profiler(recorder) as profile_after:
+        profile_after(start_step)
         steps = loop.train_steps(
             state,
             update,
@@ -291,6 +301,7 @@ def run_steps(
             max_consecutive_skips=run.skip_step.max_consecutive_skips,
         )
         for step, state, results in steps:
+            profile_after(step)
             recorder.log(results)
             loss = None
             if step % run.evaluate_every == 0 and step < run.steps:
@@ -305,6 +316,26 @@ def run_steps(
         if signals.should_stop(run.steps + 1):  # received while the last state was saved
             raise signals.to_error()
     return state
+
+
+@contextlib.contextmanager
+def step_profiler(recorder: Recorder) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call after each step; it profiles --profile-steps of process 0."""
+    steps = recorder.run.profiled_steps if parallel.is_primary_process() else range(0)
+    folder = recorder.folder / "profile"
+    profiles: list[list[Profile]] = []
+    with contextlib.ExitStack() as trace:
+
+        def after(step: int) -> None:
+            if step + 1 == steps.start:
+                profiles.append(trace.enter_context(profile(folder)))
+            elif profiles and step + 1 == steps.stop:
+                trace.close()
+                tables = profile_tables(profiles[0][0], len(steps))
+                (folder / "profile.md").write_text(tables, encoding="utf-8")
+                recorder.progress.print(f"{tables.splitlines()[0]} See {folder / 'profile.md'}.")
+
+        yield after
 
 
 def compile_train_step(

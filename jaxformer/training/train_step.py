@@ -185,8 +185,10 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: AnyBatch):
         loss, gradients = value_and_grad(state.params, state.step, batch)
-        norm = global_norm(gradients)
-        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, mesh)
+        with jax.named_scope("gradient_norm"):
+            norm = global_norm(gradients)
+        with jax.named_scope("optimizer"):
+            return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, mesh)
 
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
     return jax.jit(

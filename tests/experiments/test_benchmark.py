@@ -209,7 +209,7 @@ def test_each_case_has_a_panel_with_its_title(tmp_path, monkeypatch):
 def test_on_a_gpu_each_program_has_all_of_its_memory(tmp_path, monkeypatch, preset, sizes):
     met = []
 
-    def turns(task, entries, size, rounds):
+    def turns(task, entries, size, rounds, profiles):
         met.append(len(entries))
         return [Measurement(entry.name, [1.0] * rounds) for entry in entries]
 
@@ -223,7 +223,7 @@ def test_on_a_gpu_each_program_has_all_of_its_memory(tmp_path, monkeypatch, pres
 def test_a_card_has_its_own_cases_and_its_nominal_peak(tmp_path, monkeypatch):
     """FLOP/s of an update as a share of what the chip's makers publish, too."""
 
-    def turns(task, entries, size, rounds):
+    def turns(task, entries, size, rounds, profiles):
         kind = {"device_kind": "NVIDIA H100 80GB HBM3"}
         return [Measurement(entry.name, [0.5] * rounds, **kind) for entry in entries]
 
@@ -243,7 +243,9 @@ def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0, 0))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     folder = tmp_path / "results" / "fast"
-    options = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
+    options = benchmark.Benchmark(
+        preset="smoke", only=("rotary",), rounds=2, profile=True, output=folder
+    )
     assert benchmark.main(options) == folder
     output = capsys.readouterr().out
     load_sentence = "Measured on a busy machine: load average 3.00 in the minute before the start."
@@ -258,6 +260,9 @@ def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
     assert results["load"] == 3.0 and load_sentence in text and results["peaks"] == {}
     timings = results["cases"]["rotary"]
     assert [len(timing["seconds"]) for timing in timings] == [2, 2]
+    for name in ("in_real_numbers", "jaxformer"):
+        tables = (folder / "profile" / f"rotary-{name}" / "profile.md").read_text()
+        assert "| forward |" in tables and "| kernel |" in tables
 
 
 KEPT = report.RESULTS / "benchmark-peers"

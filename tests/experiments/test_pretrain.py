@@ -136,7 +136,7 @@ def whole(tmp_path_factory):
         logger.addHandler(handler)
         try:
             with jax.log_compiles():
-                assert pretrain.main(BASE) == Path("out")
+                assert pretrain.main(replace(BASE, profile_steps="5:7")) == Path("out")
         finally:
             logger.removeHandler(handler)
     assert os.getcwd() == before
@@ -164,8 +164,25 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     assert 0 < lines[-1]["tokens_per_byte"] <= 1.1  # bytes are the tokens of this run
     assert "\nSample:\nthe " in shown
     repeat = shown.partition("Results are in out. To repeat the run:\n")[2]
-    assert parse_run(pretrain.RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
+    repeated = parse_run(pretrain.RUNS, "", shlex.split(repeat)[3:])
+    assert repeated == replace(BASE, output=None, profile_steps="5:7")
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_of_some_steps_is_summed_by_module(whole):
+    folder, shown, _ = whole
+    tables = (folder / "profile" / "profile.md").read_text()
+    assert "(mean of 2 steps)." in tables.splitlines()[0] and tables.splitlines()[0] in shown
+    rows = {
+        row[1].strip(): row[2:-1] for line in tables.splitlines() if (row := line.split("|"))[1:]
+    }
+    for name in ("gate", "up", "down"):
+        forward, _, backward, other, *_ = rows[
+            f"Transformer/decoder/layers/layer_*/feed_forward/{name}"
+        ]
+        assert float(forward) > 0 < float(backward) and not other.strip()
+    forward, _, backward, other, *_ = rows["optimizer"]
+    assert not (forward + backward).strip() and float(other) > 0
 
 
 def test_what_a_run_left_can_be_looked_into(whole):
@@ -404,9 +421,10 @@ def test_a_resumed_run_needs_none_of_its_flags_again(six):
     def resumed(*flags):
         return parse_run(pretrain.RUNS, "", ["--resume", *flags], resume_run=load_resumed_run)
 
-    assert resumed("--output", str(six)) == replace(BASE, resume=True, output=six)
+    whole = replace(BASE, resume=True, output=six, profile_steps="5:7")
+    assert resumed("--output", str(six)) == whole
     more = resumed("--output", str(six), "--steps", "9", "--log-every", "3")
-    assert more == replace(BASE, steps=9, log_every=3, resume=True, output=six)
+    assert more == replace(whole, steps=9, log_every=3)
     with pytest.raises(ValueError, match="run.seed: 0 in the checkpoint, 4 now"):
         pretrain.main(resumed("--output", str(six), "--seed", "4"))
     named = parse_run(
@@ -646,6 +664,10 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
             r"half\.jsonl, held-out data: The answers of 2 instructions are empty\.",
         ),
         ({"held_out": 1.5}, r"held_out must lie between 0 and 1; got 1\.5\."),
+        ({"profile_steps": "5"}, r"must be FIRST:STOP with 1 <= FIRST < STOP, .* got '5'\."),
+        ({"profile_steps": "0:2"}, r"with 1 <= FIRST < STOP, .* got '0:2'\."),
+        ({"profile_steps": "5:5"}, r"with 1 <= FIRST < STOP, .* got '5:5'\."),
+        ({"profile_steps": "5:14"}, r"profile_steps 5:14 ends after the last step, 12\."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
