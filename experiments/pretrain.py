@@ -342,7 +342,7 @@ class LanguageModelingData(TrainData):
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the rows."""
         rows = {"train": self._corpus.train, "held_out": self._corpus.held_out}
-        return {"data": {name: part.digest() for name, part in rows.items()}}
+        return {"data": {name: part.digest for name, part in rows.items()}}
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress

@@ -209,7 +209,7 @@ def study_description(
         "tokens": run.steps * run.batch_size * run.length,
         "dtype": run.dtype,
         "corpus": str(run.corpus),
-        "text": {"train": text.train.digest()[:16], "held_out": text.held_out.digest()[:16]},
+        "text": {"train": text.train.digest[:16], "held_out": text.held_out.digest[:16]},
         "held_out_tokens": text.held_out.num_targets,
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
         "variants": [variant.name for variant in variants],

@@ -135,7 +135,7 @@ def _check_arguments(rows: AnyRows, batch_size: int) -> None:
 def _make_batch(rows: AnyRows, indices: np.ndarray) -> Batch:
     tokens, segments, positions = rows[indices]
     inputs = tokens[:, :-1]
-    if rows.bos_token_id is not None:
+    if rows.bos_token_id not in (None, rows.end_of_text):
         opens = (positions == 0) & (inputs == rows.end_of_text) & (segments > 0)
         inputs = np.where(opens, np.int32(rows.bos_token_id), inputs)
     return Batch(

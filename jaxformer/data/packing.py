@@ -10,10 +10,9 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from jaxformer.data.checked_files import CheckedFile
 from jaxformer.data.corpus import AnyDocument, Instruction
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
@@ -22,7 +21,7 @@ from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import get_field, read_json
 
 # Incremented when the layout of rows or files changes, so that older caches are not used.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 METADATA = "metadata.json"
 
 
@@ -38,8 +37,8 @@ def pack(
 
     The layout is that of `jaxformer.data.rows`. The rows are cached in a subfolder of ``folder``
     whose name is a digest of the texts, the tokenizer, the row length and `FORMAT_VERSION`. It is
-    created atomically, also by several processes at once, and rewritten with a warning if a
-    checksum does not match. Texts are tokenized on all cores in parts, of which one is in memory at
+    created atomically, also by several processes at once, and rewritten with a warning if it is
+    incomplete. Texts are tokenized on all cores in parts, of which one is in memory at
     a time. Parts are stored until all rows are written, so that an interrupted call can continue.
 
     Args:
@@ -78,8 +77,8 @@ def pack(
                     num_bytes_done += int(part.num_bytes)
                     if on_progress is not None:
                         on_progress(num_bytes_done, size.num_bytes)
-                writer.finish()
-            rows = _open_written(partial, writer, tokenizer, size, row_length)
+                digests = writer.finish()
+            rows = _open_written(partial, writer, digests, tokenizer, size, row_length)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -99,15 +98,17 @@ def pack(
 
 
 def open_packed(folder: str | Path) -> PackedRows:
-    """Open a packed folder after verifying its checksums.
+    """Open a packed folder.
 
-    This reads every byte, which takes about a second per gigabyte.
+    Its metadata and the sizes of its files are checked at once, the tokens in blocks when they are
+    first read, so that opening takes as long for any number of tokens.
 
     Args:
         folder: Subfolder with the files of the rows.
 
     Returns:
-        The rows, memory-mapped.
+        The rows, memory-mapped. Reading a damaged block raises a ValueError; then the next `pack`
+        packs the rows again.
 
     Raises:
         ValueError: The folder has no packed rows, or a checksum does not match.
@@ -123,28 +124,39 @@ def open_packed(folder: str | Path) -> PackedRows:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
     if (version := get_field(content, "format", int, location=where)) != FORMAT_VERSION:
         raise ValueError(f"{folder} has format {version}; this version reads {FORMAT_VERSION}.")
-    files, numbers = (
+    described, numbers = (
         get_field(content, name, dict, location=where) for name in ("files", "metadata")
     )
-    for name in ("segments", "positions", "tokens"):
-        get_field(files, f"{name}.npy", dict, location=where)
-    for name in ("end_of_text", "num_documents", "num_bytes", "num_targets"):
+    for name in ("num_inputs", "row_length", "end_of_text", "num_documents", "num_bytes"):
         get_field(numbers, name, int, location=where)
-    arrays = {}
-    for name in files:
-        path, of = folder / name, f"{where}: {name}"
-        expected = get_field(files, name, dict, location=where)
-        size, sha256 = (
-            get_field(expected, "size", int, location=of),
-            get_field(expected, "sha256", str, location=of),
-        )
-        actual_size = path.stat().st_size if path.is_file() else 0
-        if actual_size != size:
-            raise ValueError(f"{folder} is damaged: {name} has {actual_size} of {size} bytes.")
-        if _file_digest(path) != sha256:
-            raise ValueError(f"{folder} is damaged: {name} does not match its SHA-256.")
-        arrays[path.stem] = np.load(path, mmap_mode="r")
-    return PackedRows(**arrays, **numbers)
+    get_field(numbers, "num_targets", int, location=where)
+    files: Any = {
+        name: _open_file(folder, name, get_field(described, name, dict, location=where))
+        for name in ("tokens", "starts", *(described.keys() & {"loss_mask"}))
+    }
+    files["starts"] = files["starts"].read()
+    return PackedRows(**files, **numbers, digest=checksum)
+
+
+def _open_file(folder: Path, name: str, description: dict[str, Any]) -> CheckedFile:
+    path, where = folder / f"{name}.bin", f"{folder / METADATA}: {name}"
+    size = get_field(description, "size", int, location=where)
+    dtype, sha256 = (
+        get_field(description, key, str, location=where) for key in ("dtype", "sha256_of_digests")
+    )
+    actual_size = path.stat().st_size if path.is_file() else 0
+    if actual_size != size:
+        raise ValueError(f"{folder} is damaged: {path.name} has {actual_size} of {size} bytes.")
+    digests = folder / f"{name}.digests"
+    if not digests.is_file() or _file_digest(digests) != sha256:
+        raise ValueError(f"{folder} is damaged: {digests.name} does not match its SHA-256.")
+
+    def forget() -> None:
+        """Let the next start pack the rows again."""
+        with contextlib.suppress(OSError):
+            (folder / METADATA).unlink()
+
+    return CheckedFile(path, dtype, digests.read_bytes(), forget)
 
 
 def _file_digest(path: Path) -> str:
@@ -213,14 +225,19 @@ def _move_into_place(partial: Path, final: Path) -> None:
 
 def _is_intact(folder: Path) -> bool:
     try:
-        open_packed(folder)
+        open_packed(folder).check()
     except (OSError, ValueError):
         return False
     return True
 
 
 def _open_written(
-    folder: Path, writer: RowWriter, tokenizer: Tokenizer, size: CorpusSize, row_length: int
+    folder: Path,
+    writer: RowWriter,
+    digests: dict[str, bytes],
+    tokenizer: Tokenizer,
+    size: CorpusSize,
+    row_length: int,
 ) -> PackedRows:
     """Complete a folder of rows by its metadata, and open it; error if no answer fits in a row."""
     if size.has_instructions and not writer.num_bytes:
@@ -230,23 +247,29 @@ def _open_written(
             if writer.num_truncated
             else f"The answers of {size.num_documents} instructions are empty."
         )
-    metadata = {
+    files = {}
+    for name, dtype in writer.dtypes.items():
+        path = folder / f"{name}.digests"
+        path.write_bytes(digests[name])
+        size_in_bytes = (folder / f"{name}.bin").stat().st_size
+        files[name] = {
+            "size": size_in_bytes,
+            "dtype": dtype.str,
+            "sha256_of_digests": _file_digest(path),
+        }
+    names = "num_inputs", "num_documents", "num_bytes", "num_targets"
+    metadata = {name: getattr(writer, name) for name in names} | {
+        "row_length": row_length,
         "end_of_text": tokenizer.end_of_text,
         "bos_token_id": bos_token_id(tokenizer),
-        "num_documents": writer.num_documents,
-        "num_bytes": writer.num_bytes,
-        "num_targets": writer.num_targets,
     }
-    _write_metadata(folder, metadata)
+    _write_metadata(folder, {"format": FORMAT_VERSION, "files": files, "metadata": metadata})
     # Opened before it is renamed, as another process may replace the final folder.
     return open_packed(folder)
 
 
-def _write_metadata(folder: Path, metadata: dict[str, int]) -> None:
-    """Write metadata.json with a SHA-256 of each file."""
-    paths = sorted(folder.glob("*.npy"))
-    files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
-    content = {"format": FORMAT_VERSION, "files": files, "metadata": metadata}
+def _write_metadata(folder: Path, content: dict[str, Any]) -> None:
+    """Write metadata.json with its checksum."""
     file_content = {"checksum": _json_digest(content), "content": content}
     (folder / METADATA).write_text(json.dumps(file_content, indent=1))
 

@@ -1,25 +1,24 @@
-"""Writes packed rows to .npy files while documents are being tokenized."""
+"""Writes the token stream of packed rows while documents are being tokenized."""
 
 import contextlib
-import os
+from array import array
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, UInt
 
-from jaxformer.data.rows import pack_stream
+from jaxformer.data.checked_files import CheckedFileWriter
 from jaxformer.data.tokenization import TokenizedPart, smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer
 
-TOKENS_PER_WRITE = 1 << 20
-
 
 class RowWriter:
-    """Writes packed rows to .npy files, buffering less than one row.
+    """Writes the stream of `jaxformer.data.rows` to files.
 
     Attributes:
+        dtypes: Dtype of each file, by its name.
+        num_inputs: Inputs of the rows so far, without padding.
         num_documents: Documents with loss, so far.
-        num_targets: Targets with loss in the written rows.
+        num_targets: Targets with loss, so far.
         num_bytes: Bytes of the text with loss, so far, without truncated text.
         num_truncated: Documents that were truncated to a row; only with `keep_whole`.
     """
@@ -28,47 +27,38 @@ class RowWriter:
         """Open the files.
 
         Args:
-            folder: Folder for ``tokens.npy``, ``segments.npy`` and ``positions.npy``.
+            folder: Folder for ``tokens.bin`` and ``starts.bin``.
             tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
             row_length: Inputs of a row.
-            keep_whole: Whether documents are never split over two rows, and ``loss_mask.npy`` is
+            keep_whole: Whether documents are never split over two rows, and ``loss_mask.bin`` is
                 written too.
         """
-        self._length, self._whole = row_length, keep_whole
-        self._end = tokenizer.end_of_text
-        token_dtype, position_dtype = (
-            smallest_unsigned_dtype(tokenizer.vocab_size),
-            smallest_unsigned_dtype(row_length + 1),
-        )
-        self._layout = {
-            "tokens": (token_dtype, row_length + 1),
-            "segments": (position_dtype, row_length),
-            "positions": (position_dtype, row_length),
-        }
+        self._length, self._whole, self._end = row_length, keep_whole, tokenizer.end_of_text
+        self.dtypes = {"tokens": smallest_unsigned_dtype(tokenizer.vocab_size)}
+        self.dtypes["starts"] = np.dtype("<i8")
         if keep_whole:
-            self._layout["loss_mask"] = (np.dtype(bool), row_length)
-        # Tokens for the next row: the last token of the last row, and those after it.
-        self._stream, self._counts = np.array([self._end], token_dtype), np.zeros(1, bool)
-        self._starts = list[int]()
-        self._rows = self.num_documents = self.num_targets = self.num_bytes = self.num_truncated = 0
+            self.dtypes["loss_mask"] = np.dtype(bool)
+        self.num_inputs = self.num_documents = self.num_targets = 0
+        self.num_bytes = self.num_truncated = 0
         with contextlib.ExitStack() as stack:
-            # Not memory maps: writing to one on a full disk kills the process by a signal.
             self._files = {
-                name: stack.enter_context(open(folder / f"{name}.npy", "wb"))
-                for name in self._layout
+                name: stack.enter_context(
+                    contextlib.closing(CheckedFileWriter(folder / f"{name}.bin"))
+                )
+                for name in self.dtypes
             }
             self._closing = stack.pop_all()
-        self._write_headers()
+        self._write("tokens", [self._end])
 
     def close(self) -> None:
         """Close the files, also if they are incomplete."""
         self._closing.close()
 
     def add(self, part: TokenizedPart) -> None:
-        """Append tokenized documents and write the rows that are complete."""
-        length = self._length
-        stream, loss_masks, starts = [self._stream], [self._counts], self._starts
-        size, end = len(self._stream), 0
+        """Append tokenized documents."""
+        length, starts = self._length, array("q")
+        stream, loss_masks = [part.tokens[:0]], [part.loss_mask[:0]]
+        size, end = self.num_inputs + 1, 0  # tokens of the stream, and of this part
         for num_tokens, opens in zip(
             part.lengths.tolist(), part.prepend_end_of_text.tolist(), strict=True
         ):
@@ -99,50 +89,20 @@ class RowWriter:
             stream.append(ids)
             loss_masks.append(ids_loss_mask)
             size += len(ids)
-        self._stream, self._counts = np.concatenate(stream), np.concatenate(loss_masks)
-        self._write((size - 1) // length)
-
-    def finish(self) -> None:
-        """Pad and write the last row, and the final headers."""
-        self._write(-(-(len(self._stream) - 1) // self._length))
-        self._write_headers()
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _write(self, num_rows: int) -> None:
-        """Write the first `num_rows` rows of the buffer and drop them from it."""
-        length, stream, token_loss_mask = self._length, self._stream, self._counts
-        starts_document = np.zeros(len(stream), bool)
-        starts_document[self._starts] = True
-        rows_per_write = max(1, TOKENS_PER_WRITE // length)
-        for row in range(0, num_rows, rows_per_write):
-            part = slice(row * length, min(row + rows_per_write, num_rows) * length + 1)
-            self._write_rows(stream[part], starts_document[part], token_loss_mask[part])
-        num_written = num_rows * length
-        self._stream, self._counts = stream[num_written:], token_loss_mask[num_written:]
-        self._starts = [start - num_written for start in self._starts if start >= num_written]
-
-    def _write_rows(
-        self,
-        stream: UInt[np.ndarray, " N"],
-        starts: Bool[np.ndarray, " N"],
-        token_loss_mask: Bool[np.ndarray, " N"],
-    ) -> None:
-        packed = pack_stream(stream, starts, row_length=self._length, end_of_text=self._end)
-        shape = packed.segments.shape
-        loss_mask = np.pad(
-            token_loss_mask[1:], (0, packed.segments.size - len(token_loss_mask) + 1)
-        ).reshape(shape)
-        self._rows += len(loss_mask)
+        loss_mask = np.concatenate(loss_masks)
         self.num_targets += int(loss_mask.sum())
-        arrays = {**packed._asdict(), "loss_mask": loss_mask}
-        for name, (dtype, _) in self._layout.items():
-            self._files[name].write(np.ascontiguousarray(arrays[name], dtype).data)
+        self.num_inputs = size - 1
+        self._write("tokens", np.concatenate(stream))
+        self._write("starts", starts)
+        self._write("loss_mask", loss_mask)
 
-    def _write_headers(self) -> None:
-        """Write the .npy headers with the current number of rows."""
-        for name, (dtype, width) in self._layout.items():
-            self._files[name].seek(0)
-            header = {"descr": dtype.str, "fortran_order": False, "shape": (self._rows, width)}
-            np.lib.format.write_array_header_1_0(self._files[name], header)
+    def finish(self) -> dict[str, bytes]:
+        """Pad the last row and write to disk; returns the digests of each file, by its name."""
+        fill = -self.num_inputs % self._length
+        self._write("tokens", np.full(fill, self._end))
+        self._write("loss_mask", np.zeros(fill))
+        return {name: file.finish() for name, file in self._files.items()}
+
+    def _write(self, name: str, values: object) -> None:
+        if name in self._files:
+            self._files[name].write(np.asarray(values, self.dtypes[name]))

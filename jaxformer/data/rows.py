@@ -20,13 +20,17 @@ rest is filled with end of text without loss. Only tokens of the answers have lo
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Int32, Integer
+from jaxtyping import Bool, Integer, Shaped
+
+from jaxformer.data.checked_files import CheckedFile
+
+RowIndex: TypeAlias = int | np.integer | slice | list[int] | np.ndarray
 
 
 class PackedRow(NamedTuple):
@@ -47,37 +51,38 @@ class PackedRow(NamedTuple):
 class PackedRows:
     """Packed documents; ``rows[i]`` is a `PackedRow` of int32, ``rows[[i, j]]`` several.
 
-    The arrays are in memory or memory-mapped, with the smallest integer dtypes. These overflow in
-    arithmetic, so pass ``rows[i]`` to a model instead.
+    Only the stream and the first input of each document are stored; segments and positions follow
+    from them. With files, a block of them is checked when it is first read.
 
     Attributes:
-        segments: As in `PackedRow`, of all rows, as stored.
-        positions: As in `PackedRow`, of all rows, as stored.
-        tokens: As in `PackedRow`, of all rows, as stored.
+        tokens: The stream, filled up to whole rows and one token.
+        starts: Index in the stream of the first input of each document, increasing.
+        num_inputs: Inputs without those that fill the last row.
+        row_length: Inputs of a row.
         end_of_text: The token that fills the last row.
         num_documents: Number of documents.
         num_bytes: Bytes in UTF-8 of the text with loss, without special tokens, the denominator of
             bits per byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets with loss: the documents' tokens and one end of text for each.
+        digest: SHA-256 of all that determines a batch.
         loss_mask: Targets with loss: the answers of instructions. None if all targets have loss.
         bos_token_id: Token that replaces the end of text before a document in batches; None keeps
             the end of text.
+        row_numbers: Numbers of the rows; None is all.
     """
 
-    segments: Integer[np.ndarray, "R T"]
-    positions: Integer[np.ndarray, "R T"]
-    tokens: Integer[np.ndarray, "R T+1"]
+    tokens: CheckedFile | Integer[np.ndarray, " N"]
+    starts: Integer[np.ndarray, " D"]
+    num_inputs: int
+    row_length: int
     end_of_text: int
     num_documents: int
     num_bytes: int
     num_targets: int
-    loss_mask: Bool[np.ndarray, "R T"] | None = None
+    digest: str = ""
+    loss_mask: CheckedFile | Bool[np.ndarray, " N-1"] | None = None
     bos_token_id: int | None = None
-
-    @property
-    def row_length(self) -> int:
-        """Inputs of a row."""
-        return self.segments.shape[1]
+    row_numbers: Integer[np.ndarray, " R"] | None = None
 
     @property
     def epoch(self) -> int:
@@ -85,37 +90,82 @@ class PackedRows:
         return len(self)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        if self.row_numbers is not None:
+            return len(self.row_numbers)
+        return -(-self.num_inputs // self.row_length)
 
-    def __getitem__(self, index: int | np.integer | list[int] | np.ndarray) -> PackedRow:
-        arrays: tuple[Int32[np.ndarray, ...], ...] = tuple(
-            array[index].astype(np.int32) for array in (self.tokens, self.segments, self.positions)
+    def __getitem__(self, index: RowIndex) -> PackedRow:
+        numbers, length = self._numbers(index), self.row_length
+        begins = numbers.reshape(-1) * length
+        tokens = _windows(self.tokens, begins, length + 1).astype(np.int32)
+        first, stop = (np.searchsorted(self.starts, begins + at) for at in (0, length))
+        counts, rows = stop - first, np.arange(len(begins))  # documents that start in each row
+        documents = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        shifts = np.repeat(begins - rows * length, counts)
+        # Where segments begin, in the rows one after another.
+        places = np.union1d(rows * length, self.starts[documents] - shifts)
+        in_segment = np.diff(places, append=len(begins) * length)
+        before_row = np.searchsorted(places, rows * length)[places // length]
+        segments = np.repeat(
+            (np.arange(1, len(places) + 1) - before_row).astype(np.int32), in_segment
         )
-        return PackedRow(*arrays)
+        positions = np.arange(len(segments), dtype=np.int32)
+        positions -= np.repeat(places.astype(np.int32), in_segment)
+        arrays = [x.reshape(len(begins), length) for x in (segments, positions)]
+        for row, fill in self._padding(begins):
+            for x in arrays:
+                x[row, length - fill :] = 0
+        return PackedRow(*(x.reshape(*numbers.shape, x.shape[-1]) for x in (tokens, *arrays)))
 
-    def loss_mask_at(
-        self, index: int | np.integer | list[int] | np.ndarray
-    ) -> Bool[np.ndarray, "*rows T"]:
+    def loss_mask_at(self, index: RowIndex) -> Bool[np.ndarray, "*rows T"]:
         """Loss mask of the rows with these indices."""
-        return np.array(
-            self.segments[index] > 0 if self.loss_mask is None else self.loss_mask[index]
-        )
+        numbers = self._numbers(index)
+        begins = numbers.reshape(-1) * self.row_length
+        if self.loss_mask is None:
+            loss_mask = np.ones((len(begins), self.row_length), bool)
+            for row, fill in self._padding(begins):
+                loss_mask[row, self.row_length - fill :] = False
+        else:
+            loss_mask = _windows(self.loss_mask, begins, self.row_length)
+        return loss_mask.reshape(*numbers.shape, self.row_length)
 
     def take(self, index: list[int] | np.ndarray) -> "PackedRows":
         """The rows with these indices; totals such as num_bytes stay those of all rows."""
-        loss_mask = None if self.loss_mask is None else self.loss_mask[index]
-        return replace(self, **self[index]._asdict(), loss_mask=loss_mask)
+        return replace(self, row_numbers=self._numbers(index))
 
-    def digest(self) -> str:
-        """SHA-256 of all that determines a batch: dtypes, shapes and all arrays."""
-        digest = hashlib.sha256()
-        extra_arrays = () if self.loss_mask is None else (self.loss_mask,)
-        for array in (self.tokens, self.segments, self.positions, *extra_arrays):
-            digest.update(f"{array.dtype.str} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        if self.bos_token_id not in (None, self.end_of_text):
-            digest.update(f"{self.bos_token_id}".encode())
-        return digest.hexdigest()
+    def check(self) -> None:
+        """Check all blocks of the files.
+
+        Raises:
+            ValueError: One does not match its digest.
+        """
+        for array in (self.tokens, self.loss_mask):
+            if isinstance(array, CheckedFile):
+                array.read()
+
+    def _padding(self, begins: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield each row that is not full, and the number of inputs that fill it."""
+        missing = begins + self.row_length - self.num_inputs
+        yield from ((row, int(missing[row])) for row in np.flatnonzero(missing > 0).tolist())
+
+    def _numbers(self, index: RowIndex) -> np.ndarray:
+        """Numbers of the rows with these indices."""
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        numbers = np.asarray(index, np.int64)
+        if np.any(numbers < -len(self)) or np.any(numbers >= len(self)):
+            raise IndexError(f"There are {len(self)} rows; got the index {index}.")
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        return numbers if self.row_numbers is None else self.row_numbers[numbers]
+
+
+def _windows(
+    array: CheckedFile | Shaped[np.ndarray, " N"], begins: np.ndarray, width: int
+) -> Shaped[np.ndarray, "R W"]:
+    """The `width` numbers from each index on."""
+    if isinstance(array, CheckedFile):
+        return array.windows(begins, width)
+    return np.lib.stride_tricks.sliding_window_view(array, width)[begins]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +242,11 @@ class MixedRows:
         of_parts, _ = self._locate(index)
         return MixedRows(tuple(part.take(own) for part, own in of_parts), self.weights)
 
+    @property
     def digest(self) -> str:
         """SHA-256 of all that determines a batch, including weights."""
         part_digests = [
-            (part.digest(), float(w)) for part, w in zip(self.parts, self.weights, strict=True)
+            (part.digest, float(w)) for part, w in zip(self.parts, self.weights, strict=True)
         ]
         return hashlib.sha256(repr(part_digests).encode()).hexdigest()
 
@@ -230,37 +281,3 @@ def mix_rows(parts: Sequence[PackedRows], weights: Sequence[float] | None = None
     if len(parts) == 1:
         return parts[0]
     return MixedRows(tuple(parts), tuple(map(len, parts) if weights is None else weights))
-
-
-def pack_stream(
-    stream: Integer[np.ndarray, " N"],
-    starts: Bool[np.ndarray, " N"],
-    *,
-    row_length: int,
-    end_of_text: int,
-) -> PackedRow:
-    """Cut a token stream into rows that overlap by one token, with segments and positions.
-
-    ``tokens[i] = stream[i * row_length : (i + 1) * row_length + 1]``
-
-    Args:
-        stream: At least two tokens.
-        starts: True at the first input of each document.
-        row_length: Inputs of a row.
-        end_of_text: Token that fills the last row.
-
-    Returns:
-        ``ceil((N - 1) / row_length)`` rows.
-    """
-    num_inputs = len(stream) - 1
-    num_rows = -(-num_inputs // row_length)
-    fill = num_rows * row_length - num_inputs
-    filled = np.pad(stream, (0, fill), constant_values=end_of_text)
-    tokens = np.lib.stride_tricks.sliding_window_view(filled, row_length + 1)[::row_length]
-    starts_document = np.pad(starts[:num_inputs], (0, fill)).reshape(num_rows, row_length)
-    starts_document[:, 0] = True
-    columns = np.broadcast_to(np.arange(row_length), starts_document.shape)
-    segments = np.cumsum(starts_document, axis=1)
-    positions = columns - np.maximum.accumulate(np.where(starts_document, columns, 0), axis=1)
-    is_input = (np.arange(starts_document.size) < num_inputs).reshape(starts_document.shape)
-    return PackedRow(tokens, np.where(is_input, segments, 0), np.where(is_input, positions, 0))

@@ -15,12 +15,12 @@ from jaxformer.data import Batch, Batches, Document, PackedRows, evaluation_batc
 
 def numbered(num_rows, row_length=5):
     """Rows whose every token is the row's number."""
-    count = np.arange(num_rows, dtype=np.uint16)[:, None]
-    ones = np.ones((num_rows, row_length), np.uint16)
+    tokens = np.repeat(np.arange(num_rows, dtype=np.uint16), row_length)
     return PackedRows(
-        tokens=np.repeat(count, row_length + 1, axis=1),
-        segments=ones,
-        positions=np.cumsum(ones, axis=1) - 1,
+        tokens=np.append(tokens, np.uint16(num_rows)),
+        starts=np.zeros(1, int),
+        num_inputs=num_rows * row_length,
+        row_length=row_length,
         end_of_text=999,
         num_documents=1,
         num_bytes=1,
@@ -261,7 +261,7 @@ def test_mixed_rows_are_those_of_their_parts(pack, documents):
     assert len(mixed.take(index)) == 4
     batches = list(evaluation_batches(mixed, batch_size=4))
     assert sum(batch.loss_mask.sum() for batch in batches) == mixed.num_targets
-    assert len({rows.digest() for rows in (mixed, data.mix_rows(parts, (1, 2)), *parts)}) == 4
+    assert len({rows.digest for rows in (mixed, data.mix_rows(parts, (1, 2)), *parts)}) == 4
     assert data.mix_rows(parts[:1]) is parts[0]
     with pytest.raises(ValueError, match=r"have one row_length; got \[5, 13\]"):
         data.mix_rows([parts[0], numbered(3)])

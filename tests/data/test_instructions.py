@@ -95,7 +95,7 @@ def test_bytes_are_those_of_the_targets_that_count(kind, length, tmp_path):
     }[kind]
     corpus = write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": answer})
     rows = rows_of(data.documents(corpus), length, tmp_path, tokenizer)
-    targets = rows.tokens[:, 1:][rows.loss_mask_at([0])].tolist()
+    targets = rows[[0]].tokens[:, 1:][rows.loss_mask_at([0])].tolist()
     if kind == "characters":
         size = len(tokenizer.decode(targets).encode())
     else:  # a byte each
@@ -129,9 +129,9 @@ def test_instructions_that_teach_nothing_are_refused(prompt, answer, message, tm
 def test_rows_are_opened_again_and_differ_by_what_counts(tmp_path):
     documents = data.documents(write(tmp_path / "x.jsonl", {"prompt": "ab", "answer": "cd"}))
     rows, again = (rows_of(documents, 9, tmp_path / "cache") for _ in range(2))
-    assert rows.digest() == again.digest() and len(list((tmp_path / "cache").iterdir())) == 1
+    assert rows.digest == again.digest and len(list((tmp_path / "cache").iterdir())) == 1
     other = data.documents(write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": "d"}))
-    assert rows_of(other, 9, tmp_path / "cache").digest() != rows.digest()
+    assert rows_of(other, 9, tmp_path / "cache").digest != rows.digest
     plain = [data.Document("x", "abcd")]
     assert rows_of(plain, 9, tmp_path / "cache").loss_mask is None
 

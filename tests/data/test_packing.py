@@ -1,7 +1,7 @@
-import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer import data
-from jaxformer.data import Document, packing, row_writer
+from jaxformer.data import Document, checked_files, packing
 from jaxformer.data import tokenization as tokenised
-from jaxformer.data.rows import pack_stream
 
 END = 256
 
@@ -57,13 +56,13 @@ def test_the_picture_of_the_module(pack):
     """E a a a E b b E c c c c E in rows of five inputs."""
     rows = pack([Document("1", "aaa"), Document("2", "bb"), Document("3", "cccc")], row_length=5)
     a, b, c = b"abc"
-    assert rows.tokens.tolist() == [
+    assert rows[:].tokens.tolist() == [
         [END, a, a, a, END, b],
         [b, b, END, c, c, c],
         [c, c, END, END, END, END],
     ]
-    assert rows.segments.tolist() == [[1, 1, 1, 1, 2], [1, 1, 2, 2, 2], [1, 1, 0, 0, 0]]
-    assert rows.positions.tolist() == [[0, 1, 2, 3, 0], [0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
+    assert rows[:].segments.tolist() == [[1, 1, 1, 1, 2], [1, 1, 2, 2, 2], [1, 1, 0, 0, 0]]
+    assert rows[:].positions.tolist() == [[0, 1, 2, 3, 0], [0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
     assert (rows.num_targets, rows.num_bytes, rows.num_documents) == (12, 9, 3)
     assert (len(rows), rows.row_length, rows.end_of_text) == (3, 5, END)
 
@@ -76,11 +75,20 @@ def test_rows_are_the_stream_segments_and_positions_those_of_a_loop(lengths, row
         starts += [True] + [False] * length
         stream += [*range(length), END]
     starts = np.array([*starts, False])
-    stream = np.array(stream, np.uint16)
-    tokens, segments, positions = pack_stream(
-        stream, starts, row_length=row_length, end_of_text=END
-    )
     expected = by_hand(stream, starts, row_length)
+    num_inputs = len(stream) - 1
+    filled = stream + [END] * (-num_inputs % row_length)
+    rows = data.PackedRows(
+        tokens=np.array(filled, np.uint16),
+        starts=np.flatnonzero(starts),
+        num_inputs=num_inputs,
+        row_length=row_length,
+        end_of_text=END,
+        num_documents=len(lengths),
+        num_bytes=0,
+        num_targets=num_inputs,
+    )
+    tokens, segments, positions = rows[:]
     assert np.array_equal(segments, expected[0])
     assert np.array_equal(positions, expected[1])
     assert np.array_equal(tokens[:, 1:][segments > 0], stream[1:])
@@ -92,7 +100,7 @@ def test_rows_are_the_stream_segments_and_positions_those_of_a_loop(lengths, row
 @pytest.mark.parametrize("row_length", [1, 13, 5000])
 def test_the_rows_give_back_every_text(pack, documents, tokenizer, row_length):
     rows = pack(documents, row_length=row_length)
-    targets = rows.tokens[:, 1:][rows.segments > 0]
+    targets = rows[:].tokens[:, 1:][rows[:].segments > 0]
     texts = np.split(targets, np.flatnonzero(targets == END) + 1)
     assert [tokenizer.decode(ids) for ids in texts[:-1]] == [d.text for d in documents]
     assert texts[-1].size == 0
@@ -103,10 +111,10 @@ def test_every_token_is_a_target_once(pack, documents, tokenizer, row_length):
     """Bits per byte rest on this: nothing is lost between rows, nothing counts twice."""
     rows = pack(documents, row_length=row_length)
     tokens = sum(len(tokenizer.encode(document.text)) + 1 for document in documents)
-    assert rows.num_targets == tokens == (rows.segments > 0).sum()
+    assert rows.num_targets == tokens == (rows[:].segments > 0).sum()
     assert rows.num_bytes == sum(len(document.text.encode()) for document in documents)
     assert rows.num_bytes == tokens - len(documents)  # one token is one byte here
-    assert (rows.segments[:-1] > 0).all()
+    assert (rows[:-1].segments > 0).all()
 
 
 def test_a_document_looks_the_same_wherever_it_lies(pack):
@@ -135,11 +143,11 @@ def test_writing_in_parts_gives_the_same_files(
         ]
         row_length *= 20  # none is longer
     whole = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "a")
-    monkeypatch.setattr(row_writer, "TOKENS_PER_WRITE", 29)
+    monkeypatch.setattr(checked_files, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(tokenised, "CHARACTERS_PER_PART", 100)
     parts = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "b")
     files = [{p.name: p.read_bytes() for p in tmp_path.rglob(f"{x}/*/*")} for x in "ab"]
-    assert files[0] == files[1] and len(files[0]) == 4 + (kind == "instructions")
+    assert files[0] == files[1] and len(files[0]) == 5 + 2 * (kind == "instructions")
     assert whole.num_targets == parts.num_targets == whole.loss_mask_at(slice(None)).sum()
 
 
@@ -151,7 +159,11 @@ def test_rows_are_sequences(pack, documents):
     several = rows[np.array([3, 1])]
     assert np.array_equal(several.tokens[0], row.tokens)
     assert np.array_equal(several.segments[1], rows[1].segments)
-    assert isinstance(rows.tokens, np.memmap)
+    assert np.array_equal(rows[-1].tokens, rows[len(rows) - 1].tokens)
+    with pytest.raises(IndexError, match=rf"There are {len(rows)} rows; got the index {len(rows)}"):
+        rows[len(rows)]
+    taken = rows.take([4, 2]).take([1])
+    assert len(taken) == 1 and np.array_equal(taken[0].segments, rows[2].segments)
 
 
 class Wide(data.ByteTokenizer):
@@ -169,22 +181,16 @@ class Wide(data.ByteTokenizer):
 def test_tokens_have_the_bits_the_vocabulary_needs(pack, documents, vocab_size, dtype):
     rows = pack(documents, tokenizer=Wide(vocab_size))
     assert rows.tokens.dtype == dtype
-    assert rows.tokens.max() == vocab_size - 1
-
-
-def test_positions_have_the_bits_the_row_length_needs(pack):
-    rows = pack([Document("a", "x" * 65_540)], row_length=65_538)
-    assert rows.positions.dtype == np.uint32
-    assert rows.positions.max() == 65_537
+    assert rows[:].tokens.max() == vocab_size - 1
 
 
 def test_packing_again_opens_what_is_there(pack, tmp_path, documents, monkeypatch):
     first = pack(documents)
     monkeypatch.setattr(packing, "tokenize_documents", None)
     again = pack(documents)
-    assert np.array_equal(first.tokens, again.tokens) and again.num_bytes == first.num_bytes
+    assert np.array_equal(first[:].tokens, again[:].tokens) and again.num_bytes == first.num_bytes
     opened = data.open_packed(folder_of(tmp_path))
-    assert np.array_equal(first.tokens, opened.tokens)
+    assert np.array_equal(first[:].tokens, opened[:].tokens)
 
 
 def test_another_text_tokenizer_or_length_is_another_cache(pack, tmp_path):
@@ -217,11 +223,11 @@ def test_the_cache_is_the_same_in_every_process(tmp_path):
         {p.relative_to(tmp_path / seed): p.read_bytes() for p in (tmp_path / seed).rglob("*.*")}
         for seed in ("1", "2")
     ]
-    assert len(files[0]) == 4 and files[0] == files[1]
+    assert len(files[0]) == 5 and files[0] == files[1]
 
 
 def damage_truncate(folder):
-    path = folder / "segments.npy"
+    path = folder / "starts.bin"
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -237,12 +243,6 @@ def flip(name, at):
         (folder / name).write_bytes(data)
 
     return damage
-
-
-def damage_type(folder):
-    path = folder / "positions.npy"
-    array = np.load(path)
-    np.save(path, array.astype(np.int16))
 
 
 def without(*path):
@@ -263,15 +263,20 @@ def without(*path):
 DAMAGES = {
     "no format": without("format"),
     "no files": without("files"),
-    "no tokens": without("files", "tokens.npy"),
-    "no digest": without("files", "tokens.npy", "sha256"),
+    "no tokens": without("files", "tokens"),
+    "no digest": without("files", "tokens", "sha256_of_digests"),
     "no number": without("metadata", "num_bytes"),
-    "a bit of the tokens": (flip("tokens.npy", -1), r"tokens\.npy does not match its SHA-256"),
-    "a bit of the segments": (flip("segments.npy", -30), r"segments\.npy does not match its"),
-    "a bit of the positions": (flip("positions.npy", 130), r"positions\.npy does not match its"),
-    "another type": (damage_type, r"positions\.npy does not match its SHA-256"),
-    "truncated": (damage_truncate, r"is damaged: segments\.npy has (\d+) of (\d+) bytes"),
-    "missing": (lambda f: (f / "tokens.npy").unlink(), r"tokens\.npy has 0 of (\d+) bytes"),
+    "a bit of the starts": (
+        flip("starts.bin", -1),
+        r"starts\.bin does not match its SHA-256 in by",
+    ),
+    "a bit of a digest": (flip("tokens.digests", 3), r"tokens\.digests does not match its SHA-256"),
+    "no digests": (
+        lambda f: (f / "starts.digests").unlink(),
+        r"starts\.digests does not match its",
+    ),
+    "truncated": (damage_truncate, r"is damaged: starts\.bin has (\d+) of (\d+) bytes"),
+    "missing": (lambda f: (f / "tokens.bin").unlink(), r"tokens\.bin has 0 of (\d+) bytes"),
     "changed": (damage_metadata, r"metadata\.json does not match its checksum [0-9a-f]{64}"),
     "empty": (lambda f: (f / "metadata.json").write_text(""), r"metadata\.json cannot be read"),
     "list": (lambda f: (f / "metadata.json").write_text("[1]"), r"metadata\.json cannot be read"),
@@ -282,31 +287,79 @@ DAMAGES = {
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_cache_is_told_and_packed_again(pack, tmp_path, documents, kind):
     damage, message = DAMAGES[kind]
-    digest = pack(documents).digest()
+    digest = pack(documents).digest
     folder = folder_of(tmp_path)
     damage(folder)
     with pytest.raises(ValueError, match=message):
         data.open_packed(folder)
     with pytest.warns(UserWarning, match=f"Cached rows are packed again: .*{message}"):
         again = pack(documents)
-    assert again.digest() == data.open_packed(folder_of(tmp_path)).digest() == digest
+    assert again.digest == data.open_packed(folder_of(tmp_path)).digest == digest
+
+
+@pytest.mark.parametrize("kind", ["tokens", "loss_mask"])
+def test_a_bit_that_flipped_is_found_where_its_block_is_first_read(
+    pack, tmp_path, documents, monkeypatch, kind
+):
+    """And the next start packs the rows again."""
+    monkeypatch.setattr(checked_files, "BLOCK_BYTES", 64)
+    if kind == "loss_mask":
+        spans = [((text[:1], False), (text[1:], True), ("", True)) for _, text in documents]
+        documents = [
+            data.Instruction(name, text, each, True)
+            for (name, text), each in zip(documents, spans, strict=True)
+        ]
+    length = max(len(document.text.encode()) for document in documents) + 2
+    digest = pack(documents, row_length=length).digest
+    folder = folder_of(tmp_path)
+    size = (folder / f"{kind}.bin").stat().st_size
+    flip(f"{kind}.bin", size // 2)(folder)
+    rows, read = data.open_packed(folder), []
+    message = rf"{kind}\.bin does not match its SHA-256 in bytes (\d+) to (\d+); run the same"
+    with pytest.raises(ValueError, match=message) as error:
+        for row in range(len(rows)):
+            rows[row], rows.loss_mask_at(row)
+            read.append(row)
+    begin, end = map(int, re.search(message, str(error.value)).groups())
+    assert begin <= size // 2 < end <= begin + 64 and 0 < len(read) < len(rows) - 1
+    with pytest.warns(UserWarning, match="packed again: .* metadata.json cannot be read"):
+        again = pack(documents, row_length=length)
+    again.check()
+    assert again.digest == digest
+
+
+def test_a_block_is_digested_once(pack, documents, monkeypatch):
+    rows = pack(documents)
+    first = rows[:]
+    monkeypatch.setattr(checked_files.hashlib, "sha256", None)
+    assert np.array_equal(rows[::-1].tokens, first.tokens[::-1])
 
 
 def test_what_a_batch_is_made_of_is_int32(pack, documents):
     """Narrow integers wrap in arithmetic; the files stay narrow."""
     rows = pack(documents)
-    assert rows.tokens.dtype == rows.segments.dtype == rows.positions.dtype == np.uint16
+    assert rows.tokens.dtype == np.uint16
     assert {x.dtype for index in (0, [1, 2], np.arange(2)) for x in rows[index]} == {
         np.dtype(np.int32)
     }
 
 
-@pytest.mark.parametrize("name", ["tokens", "segments", "positions"])
-def test_the_digest_is_of_all_three_arrays(pack, documents, name):
-    rows = pack(documents)
-    changed = np.array(getattr(rows, name))
-    changed[1, 2] ^= 1
-    assert dataclasses.replace(rows, **{name: changed}).digest() != rows.digest()
+@pytest.mark.parametrize("changed", ["token", "start", "loss"])
+def test_the_digest_is_of_all_that_makes_a_batch(pack, changed):
+    def instruction(name, text, asked):
+        return data.Instruction(
+            name, text, ((text[:asked], False), (text[asked:], True), ("", True)), True
+        )
+
+    before = pack([instruction("a", "abcd", 1), instruction("b", "efg", 1)], row_length=50)
+    match changed:
+        case "token":
+            other = [instruction("a", "abcd", 1), instruction("b", "efh", 1)]
+        case "start":
+            other = [instruction("a", "abcd", 1), instruction("b", "efg", 1)][::-1]
+        case "loss":
+            other = [instruction("a", "abcd", 2), instruction("b", "efg", 1)]
+    assert pack(other, row_length=50).digest != before.digest
 
 
 def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
@@ -316,7 +369,7 @@ def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
     pack(documents)
     folder = folder_of(tmp_path)
     shutil.copytree(folder, tmp_path / "whole")
-    flip("tokens.npy", -1)(folder)
+    damage_truncate(folder)
     is_whole = packing._is_intact
 
     def meanwhile(final):
@@ -328,7 +381,7 @@ def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
     monkeypatch.setattr(packing, "_is_intact", meanwhile)
     with pytest.warns(UserWarning, match="Cached rows are packed again"):
         rows = pack(documents)
-    assert rows.digest() == data.open_packed(folder_of(tmp_path)).digest()
+    assert rows.digest == data.open_packed(folder_of(tmp_path)).digest
 
 
 def test_text_that_cannot_be_encoded_is_named_with_its_document(pack):
@@ -340,16 +393,16 @@ def test_text_that_cannot_be_encoded_is_named_with_its_document(pack):
 def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
     pack(documents)
     folder = folder_of(tmp_path)
-    size = (folder / "segments.npy").stat().st_size
+    size = (folder / "starts.bin").stat().st_size
     damage_truncate(folder)
-    with pytest.raises(ValueError, match=rf"segments\.npy has {size - 1} of {size} bytes"):
+    with pytest.raises(ValueError, match=rf"starts\.bin has {size - 1} of {size} bytes"):
         data.open_packed(folder)
 
 
 def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
     pack(documents)
     monkeypatch.setattr(packing, "FORMAT_VERSION", 7)
-    with pytest.raises(ValueError, match="has format 5; this version reads 7"):
+    with pytest.raises(ValueError, match="has format 6; this version reads 7"):
         data.open_packed(folder_of(tmp_path))
     pack(documents)
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -375,7 +428,7 @@ def test_an_interrupted_writer_leaves_parts_alone(
 @pytest.mark.parametrize("damaged", [False, True])
 def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, monkeypatch, damaged):
     """Ended within the third part; a part that was damaged since is made anew."""
-    expected = pack(documents).digest()
+    expected = pack(documents).digest
     shutil.rmtree(folder_of(tmp_path))
     monkeypatch.setattr(tokenised, "CHARACTERS_PER_PART", 400)
     texts, encoded = "".join(d.text for d in documents), []
@@ -395,7 +448,7 @@ def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, mo
     if damaged:
         flip("0.npz", 300)(next((tmp_path / "cache").glob(".*.parts")))
     ends = None
-    assert pack(documents, tokenizer=Ending()).digest() == expected
+    assert pack(documents, tokenizer=Ending()).digest == expected
     assert sorted("".join(encoded)) == sorted(texts) and again in encoded + [""]
 
 
@@ -441,7 +494,7 @@ def test_two_writers_at_once_agree(pack, tmp_path, documents, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(packed) == 2 and np.array_equal(packed[0].tokens, packed[1].tokens)
+    assert len(packed) == 2 and np.array_equal(packed[0][:].tokens, packed[1][:].tokens)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

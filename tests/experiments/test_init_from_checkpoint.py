@@ -295,9 +295,11 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     ],  # in floats 7.000000000000001
 )
 def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, steps, capsys):
-    arrays = (np.zeros((rows, width), np.int32) for width in (2, 2, 3))
     packed = data.PackedRows(
-        **dict(zip(("segments", "positions", "tokens"), arrays, strict=True)),
+        tokens=np.zeros(2 * rows + 1, np.int32),
+        starts=np.zeros(1, int),
+        num_inputs=2 * rows,
+        row_length=2,
         **dict.fromkeys(("end_of_text", "num_documents", "num_bytes", "num_targets"), 1),
     )
     run = replace(finetune.RUNS["default"], batch_size=batch_size, epochs=epochs)
