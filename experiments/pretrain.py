@@ -15,6 +15,7 @@ status 130, 143 or 129; --resume resumes it. The third such signal ends the run 
 run at a time can use a folder.
 """
 
+import json
 import math
 import sys
 import time
@@ -57,6 +58,7 @@ from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
 from jaxformer.generation import Sample, generate
+from jaxformer.json_files import read_json
 from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
 from jaxformer.training import loop, train_step
 from jaxformer.training.checkpoints import Checkpoints
@@ -65,6 +67,8 @@ from jaxformer.training.optimizers import Muon, OptimizerConfig
 from jaxformer.training.progress import Progress, format_count, sanitize_text
 from jaxformer.training.schedules import Cosine
 
+CORPUS_FILE = "corpus.json"  # SHA-256 of the files of the text
+PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "held-out data"}
 PROGRESS_SECONDS = 10  # between progress lines of tokenization
 
 
@@ -206,8 +210,14 @@ class PackedCorpus(NamedTuple):
     stop: tuple[int, ...]  # tokens that end a text
     train: data.AnyRows
     held_out: data.AnyRows
-    held_out_documents: data.Documents
+    sources: tuple[data.CachedSource, ...]
     cache: Path  # folder of the packed rows
+
+    @property
+    def held_out_documents(self) -> data.Documents:
+        """The held-out documents of all sources."""
+        parts = [source.lazy("held_out") for source in self.sources]
+        return data.Documents(lambda: chain.from_iterable(parts))
 
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
@@ -218,7 +228,8 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
             check_length(run, runs)
         rerun_command = print_run(run, runs, run_from_checkpoint)
         setup = make_train_setup(run, output, length=run.length)
-        corpus = prepare_corpus(own_beginning(run, output))
+        resumes_from = output if goes_on(run, output) else None
+        corpus = prepare_corpus(own_beginning(run, output), resumes_from)
         check_vocabulary(run.model, corpus.tokenizer, init=run.init)
         run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train), output)
         if run.sample_tokens is not None:
@@ -256,56 +267,68 @@ def with_epochs_as_steps(run: Pretrain, rows: data.AnyRows) -> Pretrain:
     return replace(run, steps=steps, epochs=None)
 
 
-def prepare_corpus(run: Pretrain) -> PackedCorpus:
+def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCorpus:
     """Read, split, tokenize and pack the corpus, or open the packed rows of an earlier run.
 
+    Args:
+        run: The run.
+        resumes_from: Output folder of a resumed run, whose tokenizer is used, and whose text must
+            be the same.
+
     Raises:
-        ValueError: The text cannot be read, split or encoded, or a part has less than one row.
+        ValueError: The text cannot be read, split or encoded, or has changed, or a part has less
+            than one row.
     """
     print(f"Corpus: {run.corpus}", flush=True)
-    sources = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
-    template = chat_template(run)
-    splits = [
-        data.split(data.documents(source, template=template), held_out=run.held_out)
-        for source in sources
-    ]
+    parts = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
+    template, recorded = chat_template(run), None
+    if resumes_from is not None and (resumes_from / CORPUS_FILE).is_file():
+        recorded = read_json(resumes_from / CORPUS_FILE, "sha256")["sha256"]
+    digests = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
+    sources = tuple(
+        data.CachedSource(
+            part, held_out=run.held_out, folder=run.cache, template=template, recorded=x
+        )
+        for part, x in zip(parts, digests, strict=True)
+    )
     if template is None and has_instructions(run.corpus):
         print(
             "  without a chat template, prompt and answer are joined as they are; for --chat, "
             "pass --chat-template"
         )
-    texts = (document.text for part in splits for document in part.train)
-    tokenizer = data.build_tokenizer(run.tokenizer, texts)
-    packed = [prepare_source(run, *each, tokenizer) for each in zip(sources, splits, strict=True)]
+    tokenizer = saved_tokenizer(resumes_from)
+    if tokenizer is None:
+        tokenizer = data.cached_tokenizer(run.tokenizer, sources, run.cache)
+    packed = [prepare_source(run, source, tokenizer) for source in sources]
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
-    documents = data.Documents(lambda: chain.from_iterable(part.held_out for part in splits))
     stop = learned_stop(origin(run, tokenizer), tokenizer)
-    return PackedCorpus(tokenizer, template, stop, train, held_out, documents, run.cache)
+    return PackedCorpus(tokenizer, template, stop, train, held_out, sources, run.cache)
+
+
+def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
+    """Tokenizer of a resumed run; None if there is none, or its file is damaged."""
+    try:
+        return None if folder is None else data.load_tokenizer(folder)
+    except (ValueError, OSError):
+        return None
 
 
 def prepare_source(
-    run: Pretrain, source: data.Source, parts: data.Split, tokenizer: data.Tokenizer
+    run: Pretrain, source: data.CachedSource, tokenizer: data.Tokenizer
 ) -> tuple[data.PackedRows, data.PackedRows]:
     """Tokenize and pack the training part and the held-out part of one source."""
-    if source is not run.corpus:
-        print(f"  {source}", flush=True)
-    names, packed = ("training data", "held-out data"), []
-    for name, documents in zip(names, parts, strict=True):
+    if source.source is not run.corpus:
+        print(f"  {source.source}", flush=True)
+    packed, progress = [], TokenizationProgress()
+    for part, name in PARTS.items():
         try:
-            packed.append(
-                data.pack(
-                    documents,
-                    tokenizer,
-                    row_length=run.length,
-                    folder=run.cache,
-                    on_progress=TokenizationProgress(),
-                )
-            )
+            rows = source.pack(part, tokenizer, row_length=run.length, on_progress=progress)
+            packed.append(rows)
         except ValueError as error:
-            raise ValueError(f"{source}, {name}: {error}") from error
+            raise ValueError(f"{source.source}, {name}: {error}") from error
     train, held_out = packed
-    for rows, name in zip(packed, names, strict=True):
+    for rows, name in zip(packed, PARTS.values(), strict=True):
         if rows.num_targets < run.length and rows.loss_mask is None:
             raise ValueError(
                 f"held_out={run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
@@ -332,10 +355,7 @@ class LanguageModelingData(TrainData):
         """Prepare batches, and measure gzip."""
         self._run, self._corpus, self._mesh = run, corpus, setup.mesh
         self.tokenizer, self.sequence_length = corpus.tokenizer, run.length
-        self.gzip = data.gzip_bits_per_byte(
-            data.Document(document.name, data.loss_text(document, corpus.tokenizer))
-            for document in corpus.held_out_documents
-        )
+        self.gzip = data.cached_gzip_bits_per_byte(corpus.sources, corpus.tokenizer, corpus.cache)
         self.get_batch = batch_getter(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
         self._eval_step = train_step.make_eval_step(setup.model, setup.mesh)
 
@@ -343,6 +363,11 @@ class LanguageModelingData(TrainData):
         """Digests of the rows."""
         rows = {"train": self._corpus.train, "held_out": self._corpus.held_out}
         return {"data": {name: part.digest for name, part in rows.items()}}
+
+    def files(self) -> dict[str, str]:
+        """Digests of the files of the text, with which a resumed run compares them."""
+        digests = [source.digests for source in self._corpus.sources]
+        return {CORPUS_FILE: json.dumps({"sha256": digests}, indent=1)}
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress

@@ -4,8 +4,11 @@ Python's `json` accepts NaN and Infinity, which are not JSON, and raises Recursi
 nesting. Here each is a ValueError.
 """
 
+import hashlib
 import json
 import math
+import os
+import secrets
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,6 +123,31 @@ def get_field(obj: dict[str, Any], name: str, expected_type: type[T], *, locatio
             f"{JSON_TYPE_NAMES[expected_type]}."
         )
     return value
+
+
+def json_digest(content: Any) -> str:
+    """SHA-256 of a value as JSON, in hexadecimal."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_checked_json(path: Path) -> Any:
+    """Content that `write_checked_json` wrote; None if there is none, or it is damaged."""
+    try:
+        saved = read_json(path, "checksum", "content")
+    except (OSError, ValueError):
+        return None
+    return saved["content"] if saved["checksum"] == json_digest(saved["content"]) else None
+
+
+def write_checked_json(path: Path, content: Any) -> None:
+    """Write a value and its checksum, so that no reader sees a part of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        partial.write_text(json.dumps({"checksum": json_digest(content), "content": content}))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _format_keys(obj: dict[str, Any]) -> str:

@@ -164,6 +164,10 @@ class TrainData(Protocol):
         """What identifies the data of a resumed run, beside the settings of the run."""
         return {}
 
+    def files(self) -> dict[str, str]:
+        """Additional files for the output folder: their contents, by name."""
+        return {}
+
     def batch_of_each_shape(self, step: int) -> Iterable[AnyBatch]:
         """One batch of each shape, for which the train step is compiled."""
         return [self.get_batch(step)]
@@ -206,7 +210,7 @@ def train_run(
         batches = train_data.batch_of_each_shape(start_step)
         update = compile_train_step(run, setup, optimizer, batches)
         state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
-        write_run_files(run, setup.local_folder, train_data.tokenizer, start_step)
+        write_run_files(run, setup.local_folder, train_data, start_step)
         with open_recorder(
             run, setup, train_data, checkpoints, description, start_step
         ) as recorder:
@@ -424,10 +428,13 @@ def init_or_restore_state(
     return state
 
 
-def write_run_files(run: RunConfig, folder: Path, tokenizer: Tokenizer, start_step: int) -> None:
+def write_run_files(run: RunConfig, folder: Path, train_data: TrainData, start_step: int) -> None:
     """Write run.json and the tokenizer; for a new run also the copies of the files of --init."""
     if not parallel.is_primary_process():
         return
+    tokenizer = train_data.tokenizer
+    for name, content in train_data.files().items():
+        (folder / name).write_text(content, encoding="utf-8")
     if start_step == 0:
         write_beginning(run, tokenizer, folder)
     elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged

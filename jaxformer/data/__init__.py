@@ -17,6 +17,10 @@ from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import lines as lines
+from jaxformer.data.corpus_cache import CachedSource as CachedSource
+from jaxformer.data.corpus_cache import PartName as PartName
+from jaxformer.data.corpus_cache import cached_gzip_bits_per_byte as cached_gzip_bits_per_byte
+from jaxformer.data.corpus_cache import cached_tokenizer as cached_tokenizer
 from jaxformer.data.packing import open_packed as open_packed
 from jaxformer.data.packing import pack as pack
 from jaxformer.data.pairs import PaddedLengths as PaddedLengths

@@ -10,7 +10,7 @@ from typing import Any
 from jaxformer.data.records import read_text
 from jaxformer.data.tokenizer_loading import CONFIG, special_tokens
 from jaxformer.extras import import_extra
-from jaxformer.json_files import JSON_TYPE_NAMES, read_json
+from jaxformer.json_files import JSON_TYPE_NAMES, json_digest, read_json
 
 Spans = tuple[tuple[str, bool], ...]
 Message = Mapping[str, Any]
@@ -54,6 +54,11 @@ class ChatTemplate:
             self._template = self._sandbox.compile_bounded(source)
         except Exception as error:  # Jinja's or Python's compiler
             raise ValueError(f"Invalid chat template: {_error_text(error)}") from error
+
+    @property
+    def key(self) -> str:
+        """Digest of the source and the variables."""
+        return json_digest([self.source, self._tokens])
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """Render messages to text.

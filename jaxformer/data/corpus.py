@@ -3,7 +3,7 @@
 import math
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -152,15 +152,91 @@ class Instruction(NamedTuple):
 AnyDocument: TypeAlias = Document | Instruction
 
 
+class CorpusSize(NamedTuple):
+    """Number of documents, whether they are instructions, and bytes of their text."""
+
+    num_documents: int
+    has_instructions: bool
+    num_bytes: int
+
+    def with_document(self, document: AnyDocument, num_bytes: int) -> "CorpusSize":
+        """The size with one more document."""
+        return CorpusSize(
+            self.num_documents + 1, isinstance(document, Instruction), self.num_bytes + num_bytes
+        )
+
+
+EMPTY = CorpusSize(0, False, 0)
+
+
 class Documents:
     """A re-iterable stream of documents, read from disk on each pass."""
 
-    def __init__(self, read: Callable[[], Iterator[AnyDocument]]):
-        """Store the function that starts a pass."""
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[], Iterator[AnyDocument]],
+        size: Callable[[], CorpusSize] | None = None,
+    ):
+        """Store the function that starts a pass, and one that returns the size."""
+        self._read, self.size = read, size
 
     def __iter__(self) -> Iterator[AnyDocument]:
         return self._read()
+
+
+def corpus_size(documents: Iterable[AnyDocument]) -> CorpusSize:
+    """Size of a corpus; it is read for this, unless its documents know it."""
+    if isinstance(documents, Documents) and documents.size is not None:
+        return documents.size()
+    size = EMPTY
+    for document in documents:
+        size = size.with_document(document, len(document.text.encode()))
+    return size
+
+
+class SourceFiles(NamedTuple):
+    """Files of a source: by their path relative to the folder, with ``/`` on every system.
+
+    Attributes:
+        path: File or folder of the source.
+        keys: Keys of a record.
+        files: The files, sorted.
+    """
+
+    path: Path
+    keys: tuple[str, ...]
+    files: dict[str, Path]
+
+
+def source_files(source: Source) -> SourceFiles:
+    """List the files of a source.
+
+    Raises:
+        ValueError: The path does not exist, or it has no file with one of the suffixes.
+        OSError: A folder cannot be read.
+    """
+    suffixes: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    match source:
+        case StandardLibrary():
+            path, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
+            files = corpus_files(path, suffixes, keys, LIBRARY_EXCLUDES)
+            # Not the build record.
+            files = [file for file in files if not file.name.startswith("_sysconfigdata")]
+        case TextFiles() | Instructions():
+            path = Path(source.path)
+            if isinstance(source, TextFiles):
+                suffixes, keys = source.suffixes, (source.field,)
+            else:
+                suffixes, keys = RECORD_SUFFIXES, (source.prompt, source.answer, source.messages)
+            files = corpus_files(path, suffixes, keys)
+    if not files:
+        raise ValueError(
+            f"{path} has no text: no file in it or its subfolders has the suffix "
+            f"{' or '.join(suffixes)}."
+        )
+    root = path if path.is_dir() else path.parent
+    return SourceFiles(path, keys, {file.relative_to(root).as_posix(): file for file in files})
 
 
 def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Documents:
@@ -183,42 +259,20 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
         OSError: A file or folder cannot be read.
         ImportError: A file needs ``pyarrow``, which is not installed.
     """
-    suffixes: tuple[str, ...]
-    keys: tuple[str, ...] = ()
-    match corpus:
-        case StandardLibrary():
-            source_path, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
-            files = corpus_files(source_path, suffixes, keys, LIBRARY_EXCLUDES)
-            # Not the build record.
-            files = [file for file in files if not file.name.startswith("_sysconfigdata")]
-        case TextFiles(path=path) | Instructions(path=path):
-            source_path = Path(path)
-            if isinstance(corpus, TextFiles):
-                suffixes, keys = corpus.suffixes, (corpus.field,)
-            else:
-                suffixes, keys = RECORD_SUFFIXES, (corpus.prompt, corpus.answer, corpus.messages)
-            files = corpus_files(source_path, suffixes, keys)
-    if not files:
-        raise ValueError(
-            f"{source_path} has no text: no file in it or its subfolders has the suffix "
-            f"{' or '.join(suffixes)}."
-        )
-    root = source_path if source_path.is_dir() else source_path.parent
+    path, keys, files = source_files(corpus)
 
     def read() -> Iterator[AnyDocument]:
         num_documents = num_nonempty = 0
-        for file in files:
-            for document in _read_documents(
-                file, file.relative_to(root).as_posix(), corpus, keys, template
-            ):
+        for name, file in files.items():
+            for document in _read_documents(file, name, corpus, keys, template):
                 num_documents += 1
                 if document.text:
                     num_nonempty += 1
                     yield document
         if not num_nonempty:
             raise ValueError(
-                f"{source_path} has no text: all {num_documents} documents in {len(files)} files "
-                "are empty."
+                f"{path} has no text: all {num_documents} documents in {len(files)} files are "
+                "empty."
             )
 
     return Documents(read)

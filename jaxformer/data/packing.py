@@ -10,15 +10,15 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxformer.data.checked_files import CheckedFile
-from jaxformer.data.corpus import AnyDocument, Instruction
+from jaxformer.data.corpus import EMPTY, AnyDocument, CorpusSize, Instruction, corpus_size
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.tokenization import tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
-from jaxformer.json_files import get_field, read_json
+from jaxformer.json_files import get_field, json_digest, read_json
 
 # Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 6
@@ -31,6 +31,7 @@ def pack(
     *,
     row_length: int,
     folder: str | Path,
+    key: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PackedRows:
     """Tokenize and pack documents into rows, or open the cached rows.
@@ -38,14 +39,16 @@ def pack(
     The layout is that of `jaxformer.data.rows`. The rows are cached in a subfolder of ``folder``
     whose name is a digest of the texts, the tokenizer, the row length and `FORMAT_VERSION`. It is
     created atomically, also by several processes at once, and rewritten with a warning if it is
-    incomplete. Texts are tokenized on all cores in parts, of which one is in memory at
-    a time. Parts are stored until all rows are written, so that an interrupted call can continue.
+    incomplete. Texts are tokenized on all cores in parts, of which one is in memory at a time.
+    Parts are stored until all rows are written, so that an interrupted call can continue.
 
     Args:
-        documents: At least one; all or none are instructions. They are read twice.
+        documents: At least one; all or none are instructions. They are read twice; once with `key`.
         tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
         row_length: Inputs of a row.
         folder: Folder of caches; created if missing.
+        key: Names the texts in place of their digest, so that cached rows are opened without
+            reading a text.
         on_progress: Called after each part with the tokenized bytes of text and their total.
 
     Returns:
@@ -59,13 +62,17 @@ def pack(
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
-    digest, size = _corpus_digest(documents, tokenizer, row_length=row_length)
-    final = Path(folder) / digest
+    size = None
+    if key is None:
+        key, size = _corpus_digest(documents)
+    name = json_digest([FORMAT_VERSION, key, tokenizer.to_json(), row_length])[:32]
+    final = Path(folder) / name
     if final.exists():
         try:
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Cached rows are packed again: {error}", stacklevel=2)
+    size = size or corpus_size(documents)
     num_bytes_done = 0
     parts = final.with_name(f".{final.name}.parts")
     try:
@@ -120,7 +127,7 @@ def open_packed(folder: str | Path) -> PackedRows:
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has no packed rows: {METADATA} cannot be read.") from error
     checksum, content = metadata["checksum"], get_field(metadata, "content", dict, location=where)
-    if _json_digest(content) != checksum:
+    if json_digest(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
     if (version := get_field(content, "format", int, location=where)) != FORMAT_VERSION:
         raise ValueError(f"{folder} has format {version}; this version reads {FORMAT_VERSION}.")
@@ -164,24 +171,11 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class CorpusSize(NamedTuple):
-    """Number of documents, whether they are instructions, and bytes of their text."""
-
-    num_documents: int
-    has_instructions: bool
-    num_bytes: int
-
-
-def _corpus_digest(
-    documents: Iterable[AnyDocument], tokenizer: Tokenizer, *, row_length: int
-) -> tuple[str, CorpusSize]:
-    digest = hashlib.sha256(f"{FORMAT_VERSION} {row_length} {tokenizer.to_json()}".encode())
-    size = CorpusSize(0, False, 0)
+def _corpus_digest(documents: Iterable[AnyDocument]) -> tuple[str, CorpusSize]:
+    digest, size = hashlib.sha256(), EMPTY
     for document in documents:
         data = document.text.encode()
-        size = CorpusSize(
-            size.num_documents + 1, isinstance(document, Instruction), size.num_bytes + len(data)
-        )
+        size = size.with_document(document, len(data))
         # The length distinguishes two documents from their concatenation.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
@@ -192,7 +186,7 @@ def _corpus_digest(
             digest.update(json.dumps(span_info).encode())
     if not size.num_documents:
         raise ValueError("There are no documents to pack.")
-    return digest.hexdigest()[:32], size
+    return digest.hexdigest(), size
 
 
 @contextlib.contextmanager
@@ -270,9 +264,5 @@ def _open_written(
 
 def _write_metadata(folder: Path, content: dict[str, Any]) -> None:
     """Write metadata.json with its checksum."""
-    file_content = {"checksum": _json_digest(content), "content": content}
+    file_content = {"checksum": json_digest(content), "content": content}
     (folder / METADATA).write_text(json.dumps(file_content, indent=1))
-
-
-def _json_digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -4,12 +4,12 @@ import hashlib
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.data.corpus import AnyDocument, Document, Documents, Instruction
+from jaxformer.data.corpus import AnyDocument, CorpusSize, Document, Documents, Instruction
 
 
 class Split(NamedTuple):
@@ -28,8 +28,8 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     matter, and a larger fraction holds out the same text and more.
 
     Args:
-        documents: Documents with unique names. They are read once here, and again by each iteration
-            over a part.
+        documents: Documents with unique names. They are read when a part is first iterated over,
+            and again by each iteration.
         held_out: Fraction of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
 
     Returns:
@@ -37,16 +37,40 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
         ``name[:n]`` and ``name[n:]``, where n is a number of characters.
 
     Raises:
-        ValueError: The fraction is out of range, two documents have the same name, or a part would
-            be empty.
+        ValueError: The fraction is out of range; or, when a part is first iterated over, two
+            documents have the same name, or a part is empty.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
+    plan = cache(partial(_plan, documents, held_out))
+
+    def part(which: int) -> Iterator[AnyDocument]:
+        held_out_bytes = plan().held_out_bytes.tolist()
+        for document, end in zip(documents, held_out_bytes, strict=True):
+            half = _split_document(document, num_held_out_bytes=end)[which]
+            if half.text:
+                yield half
+
+    def size(which: int) -> CorpusSize:
+        return plan().sizes[which]
+
+    return Split(*(Documents(partial(part, i), partial(size, i)) for i in (0, 1)))
+
+
+class _SplitPlan(NamedTuple):
+    """Bytes at the end of each document that are held out, and the sizes of both parts."""
+
+    held_out_bytes: np.ndarray
+    sizes: tuple[CorpusSize, CorpusSize]
+
+
+def _plan(documents: Iterable[AnyDocument], held_out: float) -> _SplitPlan:
     # Only hashes and sizes are stored, 24 bytes per document.
-    digests, byte_counts = bytearray(), array("q")
+    digests, byte_counts, has_instructions = bytearray(), array("q"), False
     for document in documents:
         digests += _split_key(document.name)
         byte_counts.append(len(document.text.encode()))
+        has_instructions = isinstance(document, Instruction)
     sizes = np.array(byte_counts)
     keys = np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -56,26 +80,26 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
             f"{len(sizes)} documents have {len(sizes) - is_duplicate.sum()} distinct names; give "
             "each document a unique name."
         )
-    # Number of bytes at the end of each document that are held out.
     total, held_out_bytes = int(sizes.sum()), np.empty_like(sizes)
     bytes_before = np.cumsum(sizes[order]) - sizes[order]
     held_out_bytes[order] = np.clip(round(held_out * total) - bytes_before, 0, sizes[order])
-
-    def part(which: int) -> Iterator[AnyDocument]:
-        for document, end in zip(documents, held_out_bytes.tolist(), strict=True):
-            half = _split_document(document, num_held_out_bytes=end)[which]
-            if half.text:
-                yield half
-
-    parts = Split(*(Documents(partial(part, which)) for which in (0, 1)))
-    if any(next(iter(documents), None) is None for documents in parts):
-        part_bytes = [sum(len(d.text.encode()) for d in part) for part in parts]
+    if has_instructions:  # none is split
+        held_out_bytes = np.where(held_out_bytes > 0, sizes, 0)
+    if 0 < total - held_out_bytes.sum() < 4:  # it may be within one character
+        for i, document in enumerate(documents):
+            half = _split_document(document, num_held_out_bytes=int(held_out_bytes[i]))[1]
+            held_out_bytes[i] = len(half.text.encode())
+    train, end = (
+        CorpusSize(int(np.count_nonzero(x)), has_instructions, int(x.sum()))
+        for x in (sizes - held_out_bytes, held_out_bytes)
+    )
+    if not train.num_bytes or not end.num_bytes:
         raise ValueError(
             f"held_out={held_out} of {len(sizes)} documents with {total} bytes leaves "
-            f"{part_bytes[0]} bytes for training and {part_bytes[1]} held out; use more text or "
+            f"{train.num_bytes} bytes for training and {end.num_bytes} held out; use more text or "
             "another held_out."
         )
-    return parts
+    return _SplitPlan(held_out_bytes, (train, end))
 
 
 def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:

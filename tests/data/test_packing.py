@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import data
+from jaxformer import data, json_files
 from jaxformer.data import Document, checked_files, packing
 from jaxformer.data import tokenization as tokenised
 
@@ -254,7 +254,7 @@ def without(*path):
         for key in path[:-1]:
             content = content[key]
         del content[path[-1]]
-        saved["checksum"] = packing._json_digest(saved["content"])
+        saved["checksum"] = json_files.json_digest(saved["content"])
         (folder / "metadata.json").write_text(json.dumps(saved))
 
     return damage, rf"metadata\.json.* lacks {path[-1]}"

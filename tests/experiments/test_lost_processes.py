@@ -33,8 +33,9 @@ SILENCE = 10  # seconds after which a process counts as dead
 STEPS = 200
 RUN = [
     *(*TINY_RUN_FLAGS, "--steps", str(STEPS), "--schedule-steps", str(STEPS)),
-    *("--save-every", "20", "--evaluate-every", "500", "--hosts.heartbeat-timeout", str(SILENCE)),
+    *("--save-every", "20", "--evaluate-every", "500"),
 ]
+HEARTBEAT = ["--hosts.heartbeat-timeout", str(SILENCE)]
 MESHES = {1: ["--mesh.data", "2"], 2: ["--mesh.data", "2", "--mesh.fsdp", "2"]}
 WORDS = re.compile(
     r"\nIf one process stops, all stop\. To resume, start every process again with:\n"
@@ -63,6 +64,7 @@ def begin(place, output, *, devices):
         "--output",
         output,
         *distributed_flags(free_port(), devices=devices),
+        *HEARTBEAT,
     ]
     module = ["-m", "experiments.pretrain", *options, *more]
     return [start_python(place, *module, "--hosts.process-id", str(rank)) for rank in (0, 1)]
@@ -147,7 +149,7 @@ def test_a_process_that_fails_alone_does_not_leave_the_other_waiting(place):
     """It has no texts; the other one trains."""
     (place.parent / "empty").mkdir()
     options = ["-m", "experiments.pretrain", *RUN, *MESHES[2], "--output", "alone"]
-    options += distributed_flags(free_port())
+    options += [*distributed_flags(free_port()), *HEARTBEAT]
     folders = (place, place.parent / "empty")
     both = [
         start_python(at, *options, "--hosts.process-id", str(i)) for i, at in enumerate(folders)
@@ -229,7 +231,7 @@ def begun(place):
         ([*unlike, "2"], slurm_environment(0, port)),
         ([*unlike, "1", "--steps", "300", "--seed", "7"], slurm_environment(1, port)),
     ]
-    module = ["-m", "experiments.pretrain", *RUN]
+    module = ["-m", "experiments.pretrain", *RUN, *HEARTBEAT]
     runs = [start_python(place, *module, *more, **variables) for more, variables in wanted]
     results = zip(wait_for_output(runs), [run.returncode for run in runs], strict=True)
     return list(results), ports

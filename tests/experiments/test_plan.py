@@ -98,16 +98,15 @@ def test_time_by_hand():
 def test_experts_compute_on_empty_slots():
     """Four devices have four times the room, and no token fewer."""
     mixtral = zoo.get("mixtral-8x7b")
-    result = plan(mixtral, dict(expert=4), H100, Workload(batch_size=4, remat="none"))
-    forward, experts = (4 * of(mixtral, 4096) for of in (costs.forward_flops, costs.expert_flops))
-    assert experts == 4 * 32 * 2 * 4096 * 3 * 4096 * 2 * 14_336
-    logits = 4 * 2 * 4096 * 4096 * 32_000  # computed again in the backward pass
+    work = Workload(batch_size=8, remat="none")
+    result = plan(mixtral, dict(expert=4), H100, work)
+    forward, experts = (8 * of(mixtral, 4096) for of in (costs.forward_flops, costs.expert_flops))
+    assert experts == 8 * 32 * 2 * 4096 * 3 * 4096 * 2 * 14_336
+    logits = 8 * 2 * 4096 * 4096 * 32_000  # computed again in the backward pass
     assert result.hardware_flops == 3 * (forward + 3 * experts) + logits
-    assert plan(
-        mixtral, dict(fsdp=4), H100, Workload(batch_size=4, remat="none")
-    ).hardware_flops == (3 * forward + logits)
-    few = plan(mixtral, dict(fsdp=4), H100, Workload(batch_size=4, length=512, remat="none"))
-    assert few.hardware_flops == 3 * 4 * costs.forward_flops(mixtral, 512)
+    assert plan(mixtral, dict(fsdp=4), H100, work).hardware_flops == (3 * forward + logits)
+    few = plan(mixtral, dict(fsdp=4), H100, replace(work, length=512))
+    assert few.hardware_flops == 3 * 8 * costs.forward_flops(mixtral, 512)
 
 
 # Meshes that are looked for

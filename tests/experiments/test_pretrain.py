@@ -401,17 +401,37 @@ def six(whole, tmp_path):
             {"tokenizer": BPE(vocab_size=257)},
             "run.tokenizer.type: ByteLevel in the checkpoint, BPE now",
         ),
-        ({"corpus": TextFiles(path="other.txt")}, "data.train: [0-9a-f]{64} in the checkpoint"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_change_that_would_give_another_result_is_refused(six, changes, message):
-    Path("other.txt").write_text("".join(LINES[::-1]))
     files = {p: p.read_bytes() for p in six.glob("*.json*")}
-    assert {p.stem for p in files} == {"tokenizer", "metrics", "run"}
+    assert {p.stem for p in files} == {"tokenizer", "metrics", "run", "corpus"}
     with pytest.raises(ValueError, match=f"checkpoint has other settings.*\n(.*\n)*  {message}"):
         pretrain.main(replace(BASE, resume=True, **changes))
     assert {p: p.read_bytes() for p in six.glob("*.json*")} == files, "refused and yet changed"
+    assert saved_steps(six) == [3, 6]
+
+
+def test_a_resumed_run_reads_no_text_and_needs_none(whole, six, monkeypatch):
+    """It has its tokenizer, and its rows are in the cache."""
+    monkeypatch.setattr("jaxformer.data.corpus._read_documents", None)
+    monkeypatch.setattr("jaxformer.data.corpus_cache.build_tokenizer", None)
+    Path("corpus.txt").unlink()
+    run_main(replace(BASE, resume=True))
+    assert losses("out") == losses(whole[0])
+    assert_same(restored("out"), restored(whole[0]))
+
+
+def test_a_resumed_run_names_the_files_that_changed(six):
+    Path("corpus.txt").write_text("".join(LINES[::-1]))
+    message = r"corpus\.txt is not that of the run: corpus\.txt has another content\. Restore it"
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, resume=True))
+    Path("corpus.txt").rename("other.txt")
+    message = r"other\.txt is not that of the run: corpus\.txt is missing, other\.txt is new\."
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, resume=True, corpus=TextFiles(path="other.txt")))
     assert saved_steps(six) == [3, 6]
 
 

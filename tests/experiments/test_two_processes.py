@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import generate, pretrain, translate
+from experiments import generate, pretrain
 from experiments.command_line import parse_run
+from experiments.translate import __main__ as translate
 from jaxformer import data
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -38,6 +39,7 @@ PROGRAMS = """
 import importlib, json, os, sys
 import numpy as np
 from experiments.command_line import parse_run
+from experiments.translate import __main__ as translate
 from jaxformer import data, parallel
 
 rank, runs = int(sys.argv[1]), json.loads(sys.argv[2])
@@ -248,7 +250,7 @@ def test_two_processes_translate_as_one_does(place):
     """Decoding on the mesh while they train, and at the end with an average of checkpoints."""
     arguments = [*("tiny", "--steps", "8", "--save-every", "4", "--evaluate-every", "4"), *SHARED]
     here = [str(place / "here")] * 2
-    by_two(place, [("read", here, "translate", [*arguments, "--output", "read"])])
+    by_two(place, [("read", here, "translate.__main__", [*arguments, "--output", "read"])])
     by_one(place, translate, [*arguments, "--output", "read-by-one"])
     actual, expected = (
         read_json_lines(place / "here" / name / "metrics.jsonl") for name in ("read", "read-by-one")

@@ -1,0 +1,189 @@
+"""Caches what is made of a corpus, by the digests of its files; see `CachedSource`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxformer.data.chat_templates import ChatTemplate
+from jaxformer.data.corpus import AnyDocument, Document, Documents, Source, documents, source_files
+from jaxformer.data.file_digests import check_unchanged, file_digests, file_state
+from jaxformer.data.packing import FORMAT_VERSION, pack
+from jaxformer.data.rows import PackedRows
+from jaxformer.data.splits import Split, gzip_bits_per_byte, split
+from jaxformer.data.tokenization import loss_text
+from jaxformer.data.tokenizer_loading import build_tokenizer, tokenizer_from_json
+from jaxformer.data.tokenizers import BPE, Characters, Tokenizer, TokenizerConfig
+from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
+
+PartName = Literal["train", "held_out"]
+
+
+class CachedSource:
+    """A source of a corpus whose split, tokenizer and packed rows are cached.
+
+    They are found by the content of the files, which is read again only if the size or the time of
+    a file has changed; so the next start reads no text.
+
+    Attributes:
+        source: The source.
+        digests: SHA-256 of each file, by its relative path.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        held_out: float,
+        folder: Path,
+        template: ChatTemplate | None = None,
+        recorded: Mapping[str, str] | None = None,
+    ):
+        """Digest the files that are new.
+
+        Args:
+            source: The source.
+            held_out: Fraction of the text to hold out, as in `split`.
+            folder: Folder of caches.
+            template: Chat template, for instructions.
+            recorded: The digests that the files had when a run began.
+
+        Raises:
+            ValueError: The source has no file, or one has changed since the run began.
+            OSError: A file cannot be read.
+        """
+        self.source, self._folder, self._held_out = source, folder, held_out
+        self._template, self._states = template, dict[Path, list[int]]()
+        try:
+            path, _, files = source_files(source)
+        except (ValueError, OSError):
+            if recorded is None:
+                raise
+            self.digests = dict(recorded)  # the text is gone, the rows may be cached
+            return
+        self._states = {path: file_state(path) for path in files.values()}
+        record = folder / "files" / f"{json_digest(str(path.resolve()))[:32]}.json"
+        self.digests = file_digests(files, record)
+        if recorded is not None and self.digests != recorded:
+            raise ValueError(
+                f"The text of {path} is not that of the run: "
+                f"{_differences(recorded, self.digests)}. Restore it, or start a new run."
+            )
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of all that determines the text of both parts, wherever the files are."""
+        options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
+        template = None if self._template is None else self._template.key
+        kind = type(self.source).__name__
+        return json_digest(
+            [FORMAT_VERSION, kind, options, self._held_out, template, sorted(self.digests.items())]
+        )
+
+    @cached_property
+    def split(self) -> Split:
+        """Training and held-out documents; their text is read when they are iterated over."""
+        return split(documents(self.source, template=self._template), held_out=self._held_out)
+
+    def pack(
+        self,
+        part: PartName,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> PackedRows:
+        """Pack a part, or open its cached rows; see `pack`."""
+        return pack(
+            self.lazy(part),
+            tokenizer,
+            row_length=row_length,
+            folder=self._folder,
+            key=f"{self.key} {part}",
+            on_progress=on_progress,
+        )
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part, listed when they are first iterated over.
+
+        Iterating raises a ValueError if a file has changed since its digest was computed.
+        """
+
+        def read() -> Iterator[AnyDocument]:
+            try:
+                yield from getattr(self.split, part)
+            except ValueError:
+                self._check_unchanged()  # which may be the reason of the error
+                raise
+            self._check_unchanged()
+
+        return Documents(read, lambda: getattr(self.split, part).size())
+
+    def _check_unchanged(self) -> None:
+        for path, state in self._states.items():
+            check_unchanged(path, state)
+
+
+def cached_tokenizer(
+    config: TokenizerConfig, sources: Sequence[CachedSource], folder: Path
+) -> Tokenizer:
+    """Build the tokenizer of a configuration; one that is trained is cached.
+
+    Args:
+        config: Tokenizer configuration.
+        sources: Sources of the training text.
+        folder: Folder of caches.
+
+    Returns:
+        The tokenizer.
+    """
+    texts = (document.text for source in sources for document in source.lazy("train"))
+    if not isinstance(config, BPE | Characters):
+        return build_tokenizer(config, texts)
+    key = [type(config).__name__, asdict(config), *(source.key for source in sources)]
+    saved = _cached(
+        folder / "tokenizers" / f"{json_digest(key)[:32]}.json",
+        lambda: build_tokenizer(config, texts).to_json(),
+    )
+    return tokenizer_from_json(saved)
+
+
+def cached_gzip_bits_per_byte(
+    sources: Sequence[CachedSource], tokenizer: Tokenizer, folder: Path
+) -> float:
+    """Bits per byte of gzip on the held-out text with loss; see `gzip_bits_per_byte`.
+
+    Args:
+        sources: Sources of the text.
+        tokenizer: Tokenizer, which decides what text of instructions has loss.
+        folder: Folder of caches.
+
+    Returns:
+        Bits per byte.
+    """
+    held_out: Iterable[Any] = chain.from_iterable(source.lazy("held_out") for source in sources)
+    key = [tokenizer.to_json(), *(source.key for source in sources)]
+    return _cached(
+        folder / "gzip" / f"{json_digest(key)[:32]}.json",
+        lambda: gzip_bits_per_byte(Document(x.name, loss_text(x, tokenizer)) for x in held_out),
+    )
+
+
+def _cached(path: Path, make: Callable[[], Any]) -> Any:
+    """Content of a JSON file, made and written if it is missing or damaged."""
+    content = read_checked_json(path)
+    if content is None:
+        content = make()
+        write_checked_json(path, content)
+    return content
+
+
+def _differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """The first files that differ, and how."""
+    words = {name: "is missing" for name in old.keys() - new.keys()}
+    words |= {name: "is new" for name in new.keys() - old.keys()}
+    words |= {n: "has another content" for n in old.keys() & new.keys() if old[n] != new[n]}
+    shown = [f"{name} {word}" for name, word in sorted(words.items())[:3]]
+    return ", ".join(shown) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
