@@ -12,7 +12,7 @@ from jaxformer.data.corpus import AnyDocument, Document, Documents, Source, docu
 from jaxformer.data.file_digests import check_unchanged, file_digests, file_state
 from jaxformer.data.packing import FORMAT_VERSION, pack
 from jaxformer.data.rows import PackedRows
-from jaxformer.data.splits import Split, gzip_bits_per_byte, split
+from jaxformer.data.splits import Split, gzip_bits_per_byte, sample_texts, split
 from jaxformer.data.tokenization import loss_text
 from jaxformer.data.tokenizer_loading import build_tokenizer, tokenizer_from_json
 from jaxformer.data.tokenizers import BPE, Characters, Tokenizer, TokenizerConfig
@@ -139,9 +139,15 @@ def cached_tokenizer(
     Returns:
         The tokenizer.
     """
-    texts = (document.text for source in sources for document in source.lazy("train"))
-    if not isinstance(config, BPE | Characters):
-        return build_tokenizer(config, texts)
+    parts = [source.lazy("train") for source in sources]
+    texts: Iterable[str]
+    match config:
+        case BPE():
+            texts = sample_texts(parts, config.sample_bytes)
+        case Characters():
+            texts = (document.text for document in chain.from_iterable(parts))
+        case _:
+            return build_tokenizer(config, ())
     key = [type(config).__name__, asdict(config), *(source.key for source in sources)]
     saved = _cached(
         folder / "tokenizers" / f"{json_digest(key)[:32]}.json",

@@ -3,13 +3,23 @@
 import hashlib
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.data.corpus import AnyDocument, CorpusSize, Document, Documents, Instruction
+from jaxformer.data.corpus import (
+    AnyDocument,
+    CorpusSize,
+    Document,
+    Documents,
+    Instruction,
+    corpus_size,
+)
+
+MAX_PIECE_CHARACTERS = 1 << 20  # of a sample
 
 
 class Split(NamedTuple):
@@ -100,6 +110,32 @@ def _plan(documents: Iterable[AnyDocument], held_out: float) -> _SplitPlan:
             "another held_out."
         )
     return _SplitPlan(held_out_bytes, (train, end))
+
+
+def sample_texts(corpora: Sequence[Documents], num_bytes: int) -> Iterator[str]:
+    """Yield the texts of several corpora; if they have more bytes, pieces from all of them.
+
+    Texts are cut into pieces of at most `MAX_PIECE_CHARACTERS`; a hash of name and number decides
+    which are in the sample, so it is the same on every machine.
+
+    Args:
+        corpora: The corpora.
+        num_bytes: Maximum number of bytes, in UTF-8.
+
+    Yields:
+        Texts, or pieces of them, in the order of the corpora.
+    """
+    total = sum(corpus_size(documents).num_bytes for documents in corpora)
+    width = total if total <= num_bytes else max(1, min(MAX_PIECE_CHARACTERS, num_bytes // 100))
+    remaining = num_bytes
+    for document in chain.from_iterable(corpora):
+        for start in range(0, len(document.text), width):
+            digest = hashlib.sha256(f"{document.name} {start}".encode()).digest()
+            if int.from_bytes(digest[:8]) * total < num_bytes << 64:
+                piece = document.text[start : start + width]
+                remaining -= len(piece.encode())
+                if remaining >= 0:
+                    yield piece
 
 
 def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:

@@ -42,12 +42,17 @@ class BPE:
 
     Attributes:
         vocab_size: Maximum number of tokens, including 256 bytes and the end of text.
+        sample_bytes: Maximum number of bytes of text that it is trained on; of a larger corpus, a
+            sample from all of it.
     """
 
     vocab_size: int = 2048
+    sample_bytes: int = 200_000_000
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.sample_bytes < 1:
+            raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}.")
         if self.vocab_size < 257:
             raise ValueError(
                 "vocab_size must be at least 257, for 256 bytes and the end of text; "

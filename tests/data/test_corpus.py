@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from jaxformer import data
-from jaxformer.data import Document, StandardLibrary, TextFiles
+from jaxformer.data import Document, StandardLibrary, TextFiles, splits
 
 
 def write(root, files):
@@ -264,6 +264,30 @@ def test_links_in_a_circle_end(tmp_path):
 def test_a_byte_order_mark_before_jsonl_is_no_text(tmp_path):
     write(tmp_path, {"x.jsonl": '\ufeff{"text": "a"}'})
     assert read(TextFiles(path=str(tmp_path))) == [("x.jsonl:1", "a")]
+
+
+@pytest.mark.parametrize("sizes", [[1] * 4000, [40, 3000, 7, 900], [100_000]])
+@pytest.mark.parametrize("num_bytes", [100, 1000, 2500])
+def test_a_sample_is_drawn_from_all_of_a_text(sizes, num_bytes):
+    """Of documents of any size; at most as many bytes, and not many fewer."""
+    text = "".join(f"{n:05}" for n in range(sum(sizes) // 5 + 1))
+    documents, end = [], 0
+    for n, size in enumerate(sizes):
+        documents.append(Document(f"{n}", text[end : end + size]))
+        end += size
+    corpus = data.Documents(lambda: iter(documents))
+    (parts,) = ([*splits.sample_texts([corpus], num_bytes)],)
+    assert parts == [*splits.sample_texts([corpus, data.Documents(lambda: iter(()))], num_bytes)]
+    assert 0.6 * num_bytes < len("".join(parts)) <= num_bytes
+    places = [text.index(part) for part in parts if len(part) > 8]
+    assert places == sorted(places) and (not places or places[-1] - places[0] > end / 2)
+
+
+def test_a_small_text_is_sampled_whole():
+    documents = [Document("a", "text"), Document("b", "\u00e9"), Document("c", "x" * 50)]
+    corpus = data.Documents(lambda: iter(documents))
+    assert [*splits.sample_texts([corpus, corpus], 112)] == [d.text for d in documents] * 2
+    assert len([*splits.sample_texts([corpus, corpus], 111)]) != 6
 
 
 def test_gzip_bits_per_byte_is_that_of_the_joined_text():
