@@ -21,12 +21,14 @@ import tyro
 from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
+from jaxformer.data.tokenizer_loading import max_vocab_size
 from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
 
 RunType = TypeVar("RunType")
 
+VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
 RESUME_FLAGS = ("--resume", "--resume-or-begin")
 
 registry = tyro.constructors.ConstructorRegistry()
@@ -75,7 +77,7 @@ def parse_run(
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
         help_text += f"\n\nTo change the attention type, pass {kind} with one of {kinds}."
     with registry:
-        return tyro.cli(
+        run = tyro.cli(
             type(default),
             default=default,
             args=arguments,
@@ -83,6 +85,24 @@ def parse_run(
             description=help_text,
             config=(tyro.conf.AvoidSubcommands,),  # flags for the default's type only
         )
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return run if "--model.vocab-size" in flags else with_tokenizer_vocabulary(run, default)
+
+
+def with_tokenizer_vocabulary(run: Any, default: Any) -> Any:
+    """The run with the vocabulary of its tokenizer, if only the tokenizer differs from `default`.
+
+    The size is the next multiple of `VOCAB_MULTIPLE`. The model of --init keeps its vocabulary, and
+    so does a model whose tokenizer has as many tokens as its text has characters.
+    """
+    old, new = (getattr(x, "tokenizer", None) for x in (default, run))
+    if old == new or new is None or run.init is not None:
+        return run
+    if (size := max_vocab_size(new)) is None:
+        return run
+    vocab_size = -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    model = dataclasses.replace(run.model, vocab_size=vocab_size)
+    return dataclasses.replace(run, model=model)
 
 
 def parse_args(

@@ -227,10 +227,14 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         if not goes_on(run, output):
             check_length(run, runs)
         rerun_command = print_run(run, runs, run_from_checkpoint)
+        begun = own_beginning(run, output)
+        check_vocabulary(run.model, data.max_vocab_size(begun.tokenizer) or 0, init=run.init)
         setup = make_train_setup(run, output, length=run.length)
-        resumes_from = output if goes_on(run, output) else None
-        corpus = prepare_corpus(own_beginning(run, output), resumes_from)
-        check_vocabulary(run.model, corpus.tokenizer, init=run.init)
+        corpus = prepare_corpus(begun, output if goes_on(run, output) else None)
+        tokens, rows = corpus.tokenizer.vocab_size, run.model.vocab_size
+        check_vocabulary(run.model, tokens, init=run.init)
+        if rows != tokens:
+            print(f"Vocabulary: {tokens:,} tokens, {rows:,} rows of the embedding.")
         run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train), output)
         if run.sample_tokens is not None:
             encode_prompt(run, corpus)

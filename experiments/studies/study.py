@@ -31,6 +31,7 @@ from experiments.training.run_config import (
 )
 from experiments.training.trainer import check_vocabulary
 from jaxformer import costs
+from jaxformer.data import max_vocab_size
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.optimizers import learning_rate_schedule
 
@@ -161,11 +162,10 @@ def run_variants(
     """Train and evaluate every variant without a result in the folder; see `run_study`."""
     simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
     enable_compilation_cache()
-    text = prepare_corpus(dataclasses.replace(run, cache=study.cache))
+    tokens = max_vocab_size(run.tokenizer) or 0
     for variant in variants:
-        check_vocabulary(
-            variant.model, text.tokenizer, f"give variant {variant.name!r} a vocab_size of"
-        )
+        check_vocabulary(variant.model, tokens, f"give variant {variant.name!r} a vocab_size of")
+    text = prepare_corpus(dataclasses.replace(run, cache=study.cache))
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
     devices = select_devices(study.devices)
     mesh = make_mesh(MeshConfig(), devices[: num_sharing_devices(run.batch_size, devices)])

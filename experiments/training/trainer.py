@@ -121,22 +121,22 @@ def check_wandb() -> str:
 
 def check_vocabulary(
     model: TransformerConfig,
-    tokenizer: Tokenizer,
+    tokens: int,
     remedy: str = "pass --model.vocab-size",
     *,
     init: str | None = None,
 ) -> None:
     """Raise if the tokenizer has more tokens than the model's embedding."""
-    have, need = model.vocab_size, tokenizer.vocab_size
-    if have >= need:
+    if model.vocab_size >= tokens:
         return
     if init is not None:
         raise ValueError(
-            f"The tokenizer has {need} tokens, but the model of {init} has {have}. Pass the "
-            "tokenizer of that model as --tokenizer, or train a new model without --init."
+            f"The tokenizer has {tokens} tokens, but the model of {init} has {model.vocab_size}. "
+            "Pass the tokenizer of that model as --tokenizer, or train a new model without --init."
         )
     raise ValueError(
-        f"The tokenizer has {need} tokens, but model.vocab_size is {have}; {remedy} {need}."
+        f"The tokenizer has {tokens} tokens, but model.vocab_size is {model.vocab_size}; {remedy} "
+        f"{tokens}."
     )
 
 

@@ -61,7 +61,7 @@ def main(run: Translate) -> Path:
             run, output, length=TARGET_LENGTH, source_lengths=run.source_lengths
         )
         tokenizer = make_tokenizer(own_beginning(run, output))
-        check_vocabulary(run.model, tokenizer, init=run.init)
+        check_vocabulary(run.model, tokenizer.vocab_size, init=run.init)
         dates = DateData(run, tokenizer, setup)
         if train_run(run, setup, dates) is not None:
             held_out = held_out_dates(run, run.held_out_texts)

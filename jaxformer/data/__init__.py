@@ -44,6 +44,7 @@ from jaxformer.data.tokenization import tokenize_document as tokenize_document
 from jaxformer.data.tokenizer_export import export_tokenizer as export_tokenizer
 from jaxformer.data.tokenizer_loading import build_tokenizer as build_tokenizer
 from jaxformer.data.tokenizer_loading import load_tokenizer as load_tokenizer
+from jaxformer.data.tokenizer_loading import max_vocab_size as max_vocab_size
 from jaxformer.data.tokenizer_loading import tokenizer_from_json as tokenizer_from_json
 from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer

@@ -49,6 +49,26 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             return load_tokenizer(path)
 
 
+def max_vocab_size(config: TokenizerConfig) -> int | None:
+    """Number of tokens of a tokenizer; None if only the text tells, as for characters.
+
+    Args:
+        config: Tokenizer configuration.
+
+    Returns:
+        The number; of byte pair encoding, the maximum.
+    """
+    match config:
+        case ByteLevel():
+            return ByteTokenizer.vocab_size
+        case BPE(vocab_size=vocab_size):
+            return vocab_size
+        case Characters():
+            return None
+        case PretrainedTokenizer(path=path):
+            return load_tokenizer(path).vocab_size
+
+
 def tokenizer_from_json(text: str) -> Tokenizer:
     """Rebuild a tokenizer from its ``to_json``.
 

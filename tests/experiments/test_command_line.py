@@ -186,6 +186,24 @@ def test_a_choice_is_written_as_python():
     assert run.optimizer.clip_norm is None
 
 
+@pytest.mark.parametrize(
+    "flags, vocab_size",
+    [
+        ([], 512),
+        (["--tokenizer", "BPE(vocab_size=32768)"], 32_768),
+        (["--tokenizer", "BPE(vocab_size=1000)"], 1024),
+        (["--tokenizer=ByteLevel()"], 384),
+        (["--tokenizer", "Characters()"], 512),  # only its text tells
+        (["--tokenizer", "BPE(vocab_size=1000)", "--model.vocab-size", "1003"], 1003),
+        (["--tokenizer", "BPE(vocab_size=1000)", "--model.vocab_size=512"], 512),
+        (["--tokenizer", "BPE(vocab_size=512)", "--steps", "3"], 512),
+    ],
+)
+def test_the_vocabulary_follows_the_tokenizer(flags, vocab_size):
+    """Unless a flag says another."""
+    assert read("tiny", *flags).model.vocab_size == vocab_size
+
+
 def test_a_choice_per_layer_takes_several():
     run = read(
         *("--model.attention.windows", "4", "None"),

@@ -222,7 +222,8 @@ def test_weights_of_another_model_are_refused(folder):
         pretrain.main(replace(run, model=replace(run.model, num_layers=2)))
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused_before_training(folder):
+def test_a_vocabulary_that_does_not_fit_is_refused_before_text_is_read(folder, monkeypatch):
+    monkeypatch.setattr(pretrain, "prepare_corpus", None)
     data.export_tokenizer(data.train_bpe(LINES, vocab_size=340), folder)
     have = data.load_tokenizer(folder).vocab_size
     message = f"The tokenizer has {have} tokens, but the model of {folder} has 320. Pass the token"
@@ -236,6 +237,9 @@ def test_a_tokenizer_or_a_text_is_named_by_its_path(folder):
     assert run.tokenizer == data.PretrainedTokenizer(path=str(folder / "tokenizer.json"))
     assert run.corpus == data.TextFiles(path="corpus.txt")
     built, expected = data.build_tokenizer(run.tokenizer, ()), data.load_tokenizer(folder)
+    assert run.model.vocab_size == -(-expected.vocab_size // 128) * 128
+    kept = parse_run({"tiny": BASE}, "", [*flags, "--init", str(folder)])
+    assert kept.model.vocab_size == BASE.model.vocab_size  # that of --init
     assert built.to_json() == expected.to_json()
 
 

@@ -316,7 +316,7 @@ def test_a_run_that_is_kept_in_a_store_goes_on_elsewhere(whole, tmp_path, monkey
     assert_same(restored(there), restored(whole[0]))
     assert losses(there) == losses(whole[0])
     names = {path.name for path in there.iterdir()}
-    written = {"metrics.jsonl", "run.json", "run.png", "tokenizer.json"}
+    written = {"corpus.json", "metrics.jsonl", "run.json", "run.png", "tokenizer.json"}
     assert names == written | {"checkpoints", "tensorboard"}
     assert len(list((there / "tensorboard").iterdir())) == 2
     shutil.rmtree("runs")
