@@ -80,7 +80,8 @@ class Pretrain(RunConfig):
         corpus: Text to train and evaluate on.
         chat_template: Chat template of instructions, instead of that of the tokenizer's folder: a
             Jinja file, or "chatml". It is saved with the run.
-        held_out: Fraction of the text that is held out for evaluation.
+        held_out: Fraction of the text of each source that is held out for evaluation.
+        held_out_bytes: Maximum number of bytes that are held out of each source; None is no limit.
         length: Row length in tokens.
         epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
             read at least this often. None means --steps.
@@ -94,6 +95,7 @@ class Pretrain(RunConfig):
     tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
     chat_template: str | None = None
     held_out: float = 0.05
+    held_out_bytes: int | None = 20_000_000
     length: int = 256
     batch_size: int = 8
     steps: int = 600
@@ -291,7 +293,12 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     digests = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
         data.CachedSource(
-            part, held_out=run.held_out, folder=run.cache, template=template, recorded=x
+            part,
+            held_out=run.held_out,
+            max_bytes=run.held_out_bytes,
+            folder=run.cache,
+            template=template,
+            recorded=x,
         )
         for part, x in zip(parts, digests, strict=True)
     )
@@ -344,6 +351,12 @@ def prepare_source(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes and "
             f"{format_count(rows.num_targets)} tokens{counted}",
             flush=True,
+        )
+    share = held_out.num_bytes / (train.num_bytes + held_out.num_bytes)
+    if share < 0.99 * run.held_out and train.loss_mask is None:
+        print(
+            f"  {share:.2%} is held out, not {run.held_out:.2%}: at most "
+            f"{format_count(run.held_out_bytes or 0)} bytes (--held-out-bytes None for all)"
         )
     return train, held_out
 

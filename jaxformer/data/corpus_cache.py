@@ -38,6 +38,7 @@ class CachedSource:
         *,
         held_out: float,
         folder: Path,
+        max_bytes: int | None = None,
         template: ChatTemplate | None = None,
         recorded: Mapping[str, str] | None = None,
     ):
@@ -47,6 +48,7 @@ class CachedSource:
             source: The source.
             held_out: Fraction of the text to hold out, as in `split`.
             folder: Folder of caches.
+            max_bytes: Maximum number of bytes to hold out, as in `split`.
             template: Chat template, for instructions.
             recorded: The digests that the files had when a run began.
 
@@ -54,7 +56,8 @@ class CachedSource:
             ValueError: The source has no file, or one has changed since the run began.
             OSError: A file cannot be read.
         """
-        self.source, self._folder, self._held_out = source, folder, held_out
+        self.source, self._folder = source, folder
+        self._share: dict[str, Any] = {"held_out": held_out, "max_bytes": max_bytes}
         self._template, self._states = template, dict[Path, list[int]]()
         try:
             path, _, files = source_files(source)
@@ -79,13 +82,13 @@ class CachedSource:
         template = None if self._template is None else self._template.key
         kind = type(self.source).__name__
         return json_digest(
-            [FORMAT_VERSION, kind, options, self._held_out, template, sorted(self.digests.items())]
+            [FORMAT_VERSION, kind, options, self._share, template, sorted(self.digests.items())]
         )
 
     @cached_property
     def split(self) -> Split:
         """Training and held-out documents; their text is read when they are iterated over."""
-        return split(documents(self.source, template=self._template), held_out=self._held_out)
+        return split(documents(self.source, template=self._template), **self._share)
 
     def pack(
         self,

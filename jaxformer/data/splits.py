@@ -29,7 +29,9 @@ class Split(NamedTuple):
     held_out: Documents
 
 
-def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
+def split(
+    documents: Iterable[AnyDocument], *, held_out: float = 0.05, max_bytes: int | None = None
+) -> Split:
     """Split documents into a training and a held-out part.
 
     In the order of a hash of their names, documents are held out until their bytes reach the
@@ -41,6 +43,7 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
         documents: Documents with unique names. They are read when a part is first iterated over,
             and again by each iteration.
         held_out: Fraction of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
+        max_bytes: Maximum number of bytes to hold out; None is no limit.
 
     Returns:
         Both parts, in the order of the documents. The halves of a split document are called
@@ -52,7 +55,7 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
-    plan = cache(partial(_plan, documents, held_out))
+    plan = cache(partial(_plan, documents, held_out, max_bytes))
 
     def part(which: int) -> Iterator[AnyDocument]:
         held_out_bytes = plan().held_out_bytes.tolist()
@@ -74,7 +77,7 @@ class _SplitPlan(NamedTuple):
     sizes: tuple[CorpusSize, CorpusSize]
 
 
-def _plan(documents: Iterable[AnyDocument], held_out: float) -> _SplitPlan:
+def _plan(documents: Iterable[AnyDocument], held_out: float, max_bytes: int | None) -> _SplitPlan:
     # Only hashes and sizes are stored, 24 bytes per document.
     digests, byte_counts, has_instructions = bytearray(), array("q"), False
     for document in documents:
@@ -92,7 +95,8 @@ def _plan(documents: Iterable[AnyDocument], held_out: float) -> _SplitPlan:
         )
     total, held_out_bytes = int(sizes.sum()), np.empty_like(sizes)
     bytes_before = np.cumsum(sizes[order]) - sizes[order]
-    held_out_bytes[order] = np.clip(round(held_out * total) - bytes_before, 0, sizes[order])
+    wanted = min(round(held_out * total), total if max_bytes is None else max_bytes)
+    held_out_bytes[order] = np.clip(wanted - bytes_before, 0, sizes[order])
     if has_instructions:  # none is split
         held_out_bytes = np.where(held_out_bytes > 0, sizes, 0)
     if 0 < total - held_out_bytes.sum() < 4:  # it may be within one character

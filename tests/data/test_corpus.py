@@ -224,6 +224,18 @@ def test_a_share_out_of_range_is_refused(share):
         split(named(3), held_out=share)
 
 
+def test_no_more_is_held_out_than_the_limit():
+    documents = named(100)
+    whole = split(documents, held_out=0.3)
+    assert split(documents, held_out=0.3, max_bytes=10**6) == whole
+    limited = split(documents, held_out=0.3, max_bytes=100)
+    assert sum(len(d.text.encode()) for d in limited.held_out) == 100
+    sizes = [sum(len(d.text) for d in part) for part in (*limited, documents)]
+    assert sizes[0] + sizes[1] == sizes[2]
+    names = [{d.name.partition("[")[0] for d in part.held_out} for part in (limited, whole)]
+    assert names[0] < names[1]  # the first of them
+
+
 def test_a_split_with_an_empty_part_is_refused():
     error = (
         "held_out=0.001 of 9 documents with 63 bytes leaves 63 bytes for training and 0 held out"

@@ -116,7 +116,7 @@ def test_a_file_that_has_just_changed_is_not_taken_by_its_time(texts):
     assert start(texts)[1] != first[1]
 
 
-@pytest.mark.parametrize("options", [{"held_out": 0.3}, {"length": 33}])
+@pytest.mark.parametrize("options", [{"held_out": 0.3}, {"max_bytes": 99}, {"length": 33}])
 def test_what_decides_the_rows_is_in_their_name(texts, options):
     assert start(texts, **options)[1] != start(texts)[1]
 

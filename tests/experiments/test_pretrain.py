@@ -274,6 +274,15 @@ def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
     assert rows.num_bytes == rows.num_targets - 1 < 0.12 * len("".join(LINES))
 
 
+def test_held_out_text_is_bounded(capsys):
+    text = pretrain.prepare_corpus(replace(BASE, held_out_bytes=100))
+    assert text.held_out.num_bytes == 100
+    assert text.train.num_bytes == len("".join(LINES)) - 100
+    assert "2.13% is held out, not 10.00%: at most 100 bytes" in capsys.readouterr().out
+    pretrain.prepare_corpus(replace(BASE, held_out_bytes=None))
+    assert "is held out" not in capsys.readouterr().out
+
+
 def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("".join(LINES))
