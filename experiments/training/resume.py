@@ -40,8 +40,8 @@ RESUME_ARGUMENTS = (*RESUME_FLAGS, "--no-resume", "--no-resume-or-begin")
 # may change; they change rounding, and devices the random bits of dropout.
 FIXED_FIELDS = (
     "model", "tokenizer", "chat_template", "held_out", "held_out_bytes", "length",
-    "source_lengths", "batch_size", "group", "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
-    "expert_capacity_factor", "dtype", "seed",
+    "source_lengths", "batch_size", "group", "gradient_accumulation_steps", "schedule_steps",
+    "optimizer", "objective", "expert_capacity_factor", "dtype", "seed",
 )  # fmt: skip
 
 
