@@ -21,7 +21,7 @@ import tyro
 from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
-from jaxformer.data.tokenizer_loading import max_vocab_size
+from jaxformer.data import Packed, PretrainedTokenizer, max_vocab_size
 from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
@@ -86,23 +86,26 @@ def parse_run(
             config=(tyro.conf.AvoidSubcommands,),  # flags for the default's type only
         )
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    return run if "--model.vocab-size" in flags else with_tokenizer_vocabulary(run, default)
+    return with_tokenizer(run, default, keeps_vocabulary="--model.vocab-size" in flags)
 
 
-def with_tokenizer_vocabulary(run: Any, default: Any) -> Any:
-    """The run with the vocabulary of its tokenizer, if only the tokenizer differs from `default`.
+def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
+    """The run with the tokenizer of its corpus, and with the vocabulary of its tokenizer.
 
-    The size is the next multiple of `VOCAB_MULTIPLE`. The model of --init keeps its vocabulary, and
-    so does a model whose tokenizer has as many tokens as its text has characters.
+    A tokenized corpus has a tokenizer. The vocabulary is that of a tokenizer that differs from the
+    default's, rounded up to a multiple of `VOCAB_MULTIPLE`, unless a flag or --init sets it, or the
+    tokenizer has as many tokens as its text has characters.
     """
     old, new = (getattr(x, "tokenizer", None) for x in (default, run))
-    if old == new or new is None or run.init is not None:
+    if isinstance(corpus := getattr(run, "corpus", None), Packed) and old == new:
+        new = PretrainedTokenizer(path=corpus.path)
+        run = dataclasses.replace(run, tokenizer=new)
+    if keeps_vocabulary or old == new or new is None or run.init is not None:
         return run
     if (size := max_vocab_size(new)) is None:
         return run
     vocab_size = -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    model = dataclasses.replace(run.model, vocab_size=vocab_size)
-    return dataclasses.replace(run, model=model)
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=vocab_size))
 
 
 def parse_args(

@@ -84,7 +84,7 @@ def write_figures(path: Path, figures: dict[str, Any]) -> None:
     path.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
 
 
-def evaluate_text(evaluator: Evaluator, corpus: data.Source) -> dict[str, float]:
+def evaluate_text(evaluator: Evaluator, corpus: data.TextSource) -> dict[str, float]:
     """Bits per byte and perplexity of the documents of a corpus."""
     template = None
     if isinstance(corpus, data.Instructions):

@@ -212,7 +212,7 @@ class PackedCorpus(NamedTuple):
     stop: tuple[int, ...]  # tokens that end a text
     train: data.AnyRows
     held_out: data.AnyRows
-    sources: tuple[data.CachedSource, ...]
+    sources: tuple[data.CachedSource | data.TokenizedSource, ...]
     cache: Path  # folder of the packed rows
 
     @property
@@ -292,15 +292,7 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
         recorded = read_json(resumes_from / CORPUS_FILE, "sha256")["sha256"]
     digests = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
-        data.CachedSource(
-            part,
-            held_out=run.held_out,
-            max_bytes=run.held_out_bytes,
-            folder=run.cache,
-            template=template,
-            recorded=x,
-        )
-        for part, x in zip(parts, digests, strict=True)
+        open_source(run, part, template, x) for part, x in zip(parts, digests, strict=True)
     )
     if template is None and has_instructions(run.corpus):
         print(
@@ -317,6 +309,23 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     return PackedCorpus(tokenizer, template, stop, train, held_out, sources, run.cache)
 
 
+def open_source(
+    run: Pretrain,
+    source: data.Source,
+    template: data.ChatTemplate | None,
+    recorded: Mapping[str, str] | None,
+) -> data.CachedSource | data.TokenizedSource:
+    """Open a source of the corpus; no text is read that has been read before."""
+    share: Any = dict(held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded)
+    if not isinstance(source, data.Packed):
+        return data.CachedSource(source, folder=run.cache, template=template, **share)
+    if not isinstance(run.tokenizer, data.PretrainedTokenizer):
+        raise ValueError(
+            f"The text of {source} is tokenized; pass its tokenizer: --tokenizer {source}."
+        )
+    return data.TokenizedSource(source, **share)
+
+
 def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
     """Tokenizer of a resumed run; None if there is none, or its file is damaged."""
     try:
@@ -326,8 +335,8 @@ def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
 
 
 def prepare_source(
-    run: Pretrain, source: data.CachedSource, tokenizer: data.Tokenizer
-) -> tuple[data.PackedRows, data.PackedRows]:
+    run: Pretrain, source: data.CachedSource | data.TokenizedSource, tokenizer: data.Tokenizer
+) -> tuple[data.AnyRows, data.AnyRows]:
     """Tokenize and pack the training part and the held-out part of one source."""
     if source.source is not run.corpus:
         print(f"  {source.source}", flush=True)
@@ -339,24 +348,25 @@ def prepare_source(
         except ValueError as error:
             raise ValueError(f"{source.source}, {name}: {error}") from error
     train, held_out = packed
+    answers_only = isinstance(source.source, data.Instructions)
     for rows, name in zip(packed, PARTS.values(), strict=True):
-        if rows.num_targets < run.length and rows.loss_mask is None:
+        if rows.num_targets < run.length and not answers_only:
             raise ValueError(
                 f"held_out={run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
                 f"{rows.num_targets} tokens of {name}, less than one row of {run.length} tokens; "
                 "use more text, another --held-out or a smaller --length."
             )
-        counted = " of answers" if rows.loss_mask is not None else ""
+        counted = " of answers" if answers_only else ""
         print(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes and "
             f"{format_count(rows.num_targets)} tokens{counted}",
             flush=True,
         )
-    share = held_out.num_bytes / (train.num_bytes + held_out.num_bytes)
-    if share < 0.99 * run.held_out and train.loss_mask is None:
+    limit = run.held_out_bytes
+    if limit is not None and run.held_out * (train.num_bytes + held_out.num_bytes) > limit:
         print(
-            f"  {share:.2%} is held out, not {run.held_out:.2%}: at most "
-            f"{format_count(run.held_out_bytes or 0)} bytes (--held-out-bytes None for all)"
+            f"  held out are at most {format_count(limit)} bytes, not {run.held_out:.2%} "
+            "(--held-out-bytes None for all)"
         )
     return train, held_out
 

@@ -12,9 +12,11 @@ from jaxformer.data.corpus import Documents as Documents
 from jaxformer.data.corpus import Instruction as Instruction
 from jaxformer.data.corpus import Instructions as Instructions
 from jaxformer.data.corpus import Mixture as Mixture
+from jaxformer.data.corpus import Packed as Packed
 from jaxformer.data.corpus import Source as Source
 from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
+from jaxformer.data.corpus import TextSource as TextSource
 from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import lines as lines
 from jaxformer.data.corpus_cache import CachedSource as CachedSource
@@ -31,6 +33,7 @@ from jaxformer.data.pairs import evaluation_pair_batches as evaluation_pair_batc
 from jaxformer.data.pairs import make_pair_batch as make_pair_batch
 from jaxformer.data.records import read_records as read_records
 from jaxformer.data.rows import AnyRows as AnyRows
+from jaxformer.data.rows import ConcatenatedRows as ConcatenatedRows
 from jaxformer.data.rows import MixedRows as MixedRows
 from jaxformer.data.rows import PackedRow as PackedRow
 from jaxformer.data.rows import PackedRows as PackedRows
@@ -41,6 +44,7 @@ from jaxformer.data.splits import split as split
 from jaxformer.data.tokenization import encode_chat as encode_chat
 from jaxformer.data.tokenization import loss_text as loss_text
 from jaxformer.data.tokenization import tokenize_document as tokenize_document
+from jaxformer.data.tokenized_source import TokenizedSource as TokenizedSource
 from jaxformer.data.tokenizer_export import export_tokenizer as export_tokenizer
 from jaxformer.data.tokenizer_loading import build_tokenizer as build_tokenizer
 from jaxformer.data.tokenizer_loading import load_tokenizer as load_tokenizer

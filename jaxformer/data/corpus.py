@@ -88,7 +88,24 @@ class Instructions:
         return self.path
 
 
-Source: TypeAlias = StandardLibrary | TextFiles | Instructions
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A text that is already tokenized, by ``python -m jaxformer.data``.
+
+    The end of the stream is held out. Runs need the tokenizer of the text: its folder has one.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+TextSource: TypeAlias = StandardLibrary | TextFiles | Instructions
+Source: TypeAlias = TextSource | Packed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +225,7 @@ class SourceFiles(NamedTuple):
     files: dict[str, Path]
 
 
-def source_files(source: Source) -> SourceFiles:
+def source_files(source: TextSource) -> SourceFiles:
     """List the files of a source.
 
     Raises:
@@ -239,7 +256,7 @@ def source_files(source: Source) -> SourceFiles:
     return SourceFiles(path, keys, {file.relative_to(root).as_posix(): file for file in files})
 
 
-def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Documents:
+def documents(corpus: TextSource, *, template: ChatTemplate | None = None) -> Documents:
     """Documents of a corpus, sorted by path.
 
     Texts are not changed, including line ends. Empty texts are left out. Only one document is in
@@ -310,7 +327,7 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
 
 
 def _read_documents(
-    path: Path, name: str, corpus: Source, keys: tuple[str, ...], template: ChatTemplate | None
+    path: Path, name: str, corpus: TextSource, keys: tuple[str, ...], template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
         for number, record, where in read_records(path, (*keys, TOOLS)):

@@ -5,10 +5,17 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from jaxformer.data.chat_templates import ChatTemplate
-from jaxformer.data.corpus import AnyDocument, Document, Documents, Source, documents, source_files
+from jaxformer.data.corpus import (
+    AnyDocument,
+    Document,
+    Documents,
+    TextSource,
+    documents,
+    source_files,
+)
 from jaxformer.data.file_digests import check_unchanged, file_digests, file_state
 from jaxformer.data.packing import FORMAT_VERSION, pack
 from jaxformer.data.rows import PackedRows
@@ -19,6 +26,19 @@ from jaxformer.data.tokenizers import BPE, Characters, Tokenizer, TokenizerConfi
 from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
 
 PartName = Literal["train", "held_out"]
+
+
+class AnySource(Protocol):
+    """Protocol of sources: their key, and the documents of their parts."""
+
+    @property
+    def key(self) -> str:
+        """Digest of all that determines the text of both parts."""
+        ...
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part, listed when they are first iterated over."""
+        ...
 
 
 class CachedSource:
@@ -34,10 +54,10 @@ class CachedSource:
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         *,
-        held_out: float,
         folder: Path,
+        held_out: float = 0.05,
         max_bytes: int | None = None,
         template: ChatTemplate | None = None,
         recorded: Mapping[str, str] | None = None,
@@ -46,8 +66,8 @@ class CachedSource:
 
         Args:
             source: The source.
-            held_out: Fraction of the text to hold out, as in `split`.
             folder: Folder of caches.
+            held_out: Fraction of the text to hold out, as in `split`.
             max_bytes: Maximum number of bytes to hold out, as in `split`.
             template: Chat template, for instructions.
             recorded: The digests that the files had when a run began.
@@ -76,19 +96,30 @@ class CachedSource:
             )
 
     @cached_property
-    def key(self) -> str:
-        """Digest of all that determines the text of both parts, wherever the files are."""
+    def text_key(self) -> str:
+        """Digest of all that determines the documents, wherever the files are."""
         options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
         template = None if self._template is None else self._template.key
         kind = type(self.source).__name__
-        return json_digest(
-            [FORMAT_VERSION, kind, options, self._share, template, sorted(self.digests.items())]
-        )
+        return json_digest([FORMAT_VERSION, kind, options, template, sorted(self.digests.items())])
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of all that determines the text of both parts."""
+        return json_digest([self.text_key, self._share])
+
+    @cached_property
+    def documents(self) -> Documents:
+        """All documents, listed when they are first iterated over.
+
+        Iterating raises a ValueError if a file has changed since its digest was computed.
+        """
+        return self._checked(lambda: documents(self.source, template=self._template))
 
     @cached_property
     def split(self) -> Split:
         """Training and held-out documents; their text is read when they are iterated over."""
-        return split(documents(self.source, template=self._template), **self._share)
+        return split(self.documents, **self._share)
 
     def pack(
         self,
@@ -109,20 +140,20 @@ class CachedSource:
         )
 
     def lazy(self, part: PartName) -> Documents:
-        """The documents of a part, listed when they are first iterated over.
+        """The documents of a part; see `documents`."""
+        checked = self._checked(lambda: getattr(self.split, part))
+        return Documents(checked.__iter__, lambda: getattr(self.split, part).size())
 
-        Iterating raises a ValueError if a file has changed since its digest was computed.
-        """
-
+    def _checked(self, make: Callable[[], Documents]) -> Documents:
         def read() -> Iterator[AnyDocument]:
             try:
-                yield from getattr(self.split, part)
+                yield from make()
             except ValueError:
                 self._check_unchanged()  # which may be the reason of the error
                 raise
             self._check_unchanged()
 
-        return Documents(read, lambda: getattr(self.split, part).size())
+        return Documents(read)
 
     def _check_unchanged(self) -> None:
         for path, state in self._states.items():
@@ -130,7 +161,7 @@ class CachedSource:
 
 
 def cached_tokenizer(
-    config: TokenizerConfig, sources: Sequence[CachedSource], folder: Path
+    config: TokenizerConfig, sources: Sequence[AnySource], folder: Path
 ) -> Tokenizer:
     """Build the tokenizer of a configuration; one that is trained is cached.
 
@@ -160,7 +191,7 @@ def cached_tokenizer(
 
 
 def cached_gzip_bits_per_byte(
-    sources: Sequence[CachedSource], tokenizer: Tokenizer, folder: Path
+    sources: Sequence[AnySource], tokenizer: Tokenizer, folder: Path
 ) -> float:
     """Bits per byte of gzip on the held-out text with loss; see `gzip_bits_per_byte`.
 

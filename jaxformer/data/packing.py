@@ -9,6 +9,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,46 @@ def pack(
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Cached rows are packed again: {error}", stacklevel=2)
-    size = size or corpus_size(documents)
+    return write_packed(
+        documents,
+        tokenizer,
+        row_length=row_length,
+        folder=final,
+        size=size or corpus_size(documents),
+        on_progress=on_progress,
+    )
+
+
+def write_packed(
+    documents: Iterable[AnyDocument],
+    tokenizer: Tokenizer,
+    *,
+    row_length: int,
+    folder: Path,
+    size: CorpusSize,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PackedRows:
+    """Tokenize and pack documents into a folder; see `pack`.
+
+    Args:
+        documents: As for `pack`.
+        tokenizer: As for `pack`.
+        row_length: As for `pack`. Only instructions depend on it.
+        folder: Folder to create.
+        size: Size of the documents.
+        on_progress: As for `pack`.
+
+    Returns:
+        The rows, memory-mapped.
+
+    Raises:
+        ValueError: As for `pack`.
+        OSError: As for `pack`.
+    """
     num_bytes_done = 0
-    parts = final.with_name(f".{final.name}.parts")
+    parts = folder.with_name(f".{folder.name}.parts")
     try:
-        with _atomic_folder(final) as partial:
+        with _atomic_folder(folder) as partial:
             writer = RowWriter(partial, tokenizer, row_length, keep_whole=size.has_instructions)
             with contextlib.closing(writer):
                 for part in tokenize_documents(documents, tokenizer, parts):
@@ -90,7 +126,7 @@ def pack(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         message = (
-            f"No space left in {folder} after tokenizing {num_bytes_done:,} of "
+            f"No space left in {folder.parent} after tokenizing {num_bytes_done:,} of "
             f"{size.num_bytes:,} bytes of text; free space and run the same command to continue"
         )
         raise OSError(error.errno, message) from error
@@ -99,12 +135,12 @@ def pack(
         warnings.warn(
             f"{writer.num_truncated} of {size.num_documents} instructions are longer than a row of "
             f"{row_length} tokens and are truncated.",
-            stacklevel=2,
+            stacklevel=3,
         )
     return rows
 
 
-def open_packed(folder: str | Path) -> PackedRows:
+def open_packed(folder: str | Path, *, row_length: int | None = None) -> PackedRows:
     """Open a packed folder.
 
     Its metadata and the sizes of its files are checked at once, the tokens in blocks when they are
@@ -112,6 +148,7 @@ def open_packed(folder: str | Path) -> PackedRows:
 
     Args:
         folder: Subfolder with the files of the rows.
+        row_length: Inputs of a row; None is that of the writer. Instructions have only that.
 
     Returns:
         The rows, memory-mapped. Reading a damaged block raises a ValueError; then the next `pack`
@@ -137,12 +174,20 @@ def open_packed(folder: str | Path) -> PackedRows:
     for name in ("num_inputs", "row_length", "end_of_text", "num_documents", "num_bytes"):
         get_field(numbers, name, int, location=where)
     get_field(numbers, "num_targets", int, location=where)
+    get_field(numbers, "tokenizer_digest", str, location=where)
     files: Any = {
         name: _open_file(folder, name, get_field(described, name, dict, location=where))
-        for name in ("tokens", "starts", *(described.keys() & {"loss_mask"}))
+        for name in ("tokens", "starts", "document_bytes", *(described.keys() & {"loss_mask"}))
     }
-    files["starts"] = files["starts"].read()
-    return PackedRows(**files, **numbers, digest=checksum)
+    files |= {name: files[name].read() for name in ("starts", "document_bytes")}
+    rows = PackedRows(**files, **numbers, digest=checksum)
+    if row_length in (None, rows.row_length):
+        return rows
+    if rows.loss_mask is not None:
+        raise ValueError(
+            f"{folder} has instructions in rows of {rows.row_length} tokens; got {row_length}."
+        )
+    return replace(rows, row_length=row_length)
 
 
 def _open_file(folder: Path, name: str, description: dict[str, Any]) -> CheckedFile:
@@ -256,6 +301,7 @@ def _open_written(
         "row_length": row_length,
         "end_of_text": tokenizer.end_of_text,
         "bos_token_id": bos_token_id(tokenizer),
+        "tokenizer_digest": json_digest(tokenizer.to_json()),
     }
     _write_metadata(folder, {"format": FORMAT_VERSION, "files": files, "metadata": metadata})
     # Opened before it is renamed, as another process may replace the final folder.

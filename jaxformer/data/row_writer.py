@@ -27,7 +27,7 @@ class RowWriter:
         """Open the files.
 
         Args:
-            folder: Folder for ``tokens.bin`` and ``starts.bin``.
+            folder: Folder for ``tokens.bin``, ``starts.bin`` and ``document_bytes.bin``.
             tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
             row_length: Inputs of a row.
             keep_whole: Whether documents are never split over two rows, and ``loss_mask.bin`` is
@@ -35,7 +35,7 @@ class RowWriter:
         """
         self._length, self._whole, self._end = row_length, keep_whole, tokenizer.end_of_text
         self.dtypes = {"tokens": smallest_unsigned_dtype(tokenizer.vocab_size)}
-        self.dtypes["starts"] = np.dtype("<i8")
+        self.dtypes |= dict.fromkeys(("starts", "document_bytes"), np.dtype("<i8"))
         if keep_whole:
             self.dtypes["loss_mask"] = np.dtype(bool)
         self.num_inputs = self.num_documents = self.num_targets = 0
@@ -56,7 +56,7 @@ class RowWriter:
 
     def add(self, part: TokenizedPart) -> None:
         """Append tokenized documents."""
-        length, starts = self._length, array("q")
+        length, starts, document_bytes = self._length, array("q"), array("q")
         stream, loss_masks = [part.tokens[:0]], [part.loss_mask[:0]]
         size, end = self.num_inputs + 1, 0  # tokens of the stream, and of this part
         for num_tokens, opens in zip(
@@ -84,23 +84,22 @@ class RowWriter:
                     loss_masks.append(np.zeros(fill, bool))
                     size, first = size + fill, first + fill
             self.num_documents += 1
-            self.num_bytes += int(sizes.sum())
             starts.append(first)
+            document_bytes.append(int(sizes.sum()))
             stream.append(ids)
             loss_masks.append(ids_loss_mask)
             size += len(ids)
         loss_mask = np.concatenate(loss_masks)
         self.num_targets += int(loss_mask.sum())
         self.num_inputs = size - 1
+        self.num_bytes += sum(document_bytes)
+        self._write("document_bytes", document_bytes)
         self._write("tokens", np.concatenate(stream))
         self._write("starts", starts)
         self._write("loss_mask", loss_mask)
 
     def finish(self) -> dict[str, bytes]:
-        """Pad the last row and write to disk; returns the digests of each file, by its name."""
-        fill = -self.num_inputs % self._length
-        self._write("tokens", np.full(fill, self._end))
-        self._write("loss_mask", np.zeros(fill))
+        """Write to disk; returns the digests of each file, by its name."""
         return {name: file.finish() for name, file in self._files.items()}
 
     def _write(self, name: str, values: object) -> None:

@@ -23,10 +23,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Integer, Shaped
+from jaxtyping import Bool, Int32, Integer, Shaped
 
 from jaxformer.data.checked_files import CheckedFile
 
@@ -55,8 +55,9 @@ class PackedRows:
     from them. With files, a block of them is checked when it is first read.
 
     Attributes:
-        tokens: The stream, filled up to whole rows and one token.
+        tokens: The stream, of which the rows may be a part.
         starts: Index in the stream of the first input of each document, increasing.
+        document_bytes: Bytes of the text with loss of each document.
         num_inputs: Inputs without those that fill the last row.
         row_length: Inputs of a row.
         end_of_text: The token that fills the last row.
@@ -65,14 +66,17 @@ class PackedRows:
             bits per byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets with loss: the documents' tokens and one end of text for each.
         digest: SHA-256 of all that determines a batch.
+        tokenizer_digest: SHA-256 of the tokenizer's JSON.
         loss_mask: Targets with loss: the answers of instructions. None if all targets have loss.
         bos_token_id: Token that replaces the end of text before a document in batches; None keeps
             the end of text.
+        first_input: Index in the stream of the first input of the rows.
         row_numbers: Numbers of the rows; None is all.
     """
 
     tokens: CheckedFile | Integer[np.ndarray, " N"]
     starts: Integer[np.ndarray, " D"]
+    document_bytes: Integer[np.ndarray, " D"]
     num_inputs: int
     row_length: int
     end_of_text: int
@@ -80,8 +84,10 @@ class PackedRows:
     num_bytes: int
     num_targets: int
     digest: str = ""
+    tokenizer_digest: str = ""
     loss_mask: CheckedFile | Bool[np.ndarray, " N-1"] | None = None
     bos_token_id: int | None = None
+    first_input: int = 0
     row_numbers: Integer[np.ndarray, " R"] | None = None
 
     @property
@@ -96,8 +102,8 @@ class PackedRows:
 
     def __getitem__(self, index: RowIndex) -> PackedRow:
         numbers, length = self._numbers(index), self.row_length
-        begins = numbers.reshape(-1) * length
-        tokens = _windows(self.tokens, begins, length + 1).astype(np.int32)
+        begins = self.first_input + numbers.reshape(-1) * length
+        tokens = self._read(self.tokens, begins, length + 1, self.end_of_text).astype(np.int32)
         first, stop = (np.searchsorted(self.starts, begins + at) for at in (0, length))
         counts, rows = stop - first, np.arange(len(begins))  # documents that start in each row
         documents = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
@@ -120,13 +126,13 @@ class PackedRows:
     def loss_mask_at(self, index: RowIndex) -> Bool[np.ndarray, "*rows T"]:
         """Loss mask of the rows with these indices."""
         numbers = self._numbers(index)
-        begins = numbers.reshape(-1) * self.row_length
+        begins = self.first_input + numbers.reshape(-1) * self.row_length
         if self.loss_mask is None:
             loss_mask = np.ones((len(begins), self.row_length), bool)
             for row, fill in self._padding(begins):
                 loss_mask[row, self.row_length - fill :] = False
         else:
-            loss_mask = _windows(self.loss_mask, begins, self.row_length)
+            loss_mask = self._read(self.loss_mask, begins, self.row_length, False)
         return loss_mask.reshape(*numbers.shape, self.row_length)
 
     def take(self, index: list[int] | np.ndarray) -> "PackedRows":
@@ -143,9 +149,54 @@ class PackedRows:
             if isinstance(array, CheckedFile):
                 array.read()
 
+    def part(self, first: int, num_inputs: int) -> "PackedRows":
+        """Rows of a part of the inputs; all text must have loss.
+
+        Args:
+            first: First input of the part, counted from that of these rows.
+            num_inputs: Inputs of the part.
+
+        Returns:
+            The rows. A document belongs to the part in which it starts.
+        """
+        first += self.first_input
+        begin, end = np.searchsorted(self.starts, (first, first + num_inputs))
+        return replace(
+            self,
+            first_input=first,
+            num_inputs=num_inputs,
+            num_documents=int(end - begin),
+            num_bytes=int(self.document_bytes[begin:end].sum()),
+            num_targets=num_inputs,
+            digest=hashlib.sha256(f"{self.digest} {first} {num_inputs}".encode()).hexdigest(),
+        )
+
+    def documents(self) -> Iterator[Int32[np.ndarray, " N"]]:
+        """Yield the tokens of each document that starts in these rows, without its end of text."""
+        begin, end = np.searchsorted(
+            self.starts, (self.first_input, self.first_input + self.num_inputs)
+        )
+        ends = np.append(self.starts[begin + 1 : end], self.first_input + self.num_inputs)
+        for first, stop in zip(self.starts[begin:end].tolist(), ends.tolist(), strict=True):
+            yield _windows(self.tokens, np.array([first]), stop - first + 1)[0, 1:-1].astype(
+                np.int32
+            )
+
+    def _read(self, array: Any, begins: np.ndarray, width: int, fill: int) -> np.ndarray:
+        """The `width` numbers from each index on; those after the last input are `fill`."""
+        is_full = begins + self.row_length <= self.first_input + self.num_inputs
+        if len(begins) and is_full.all():
+            return _windows(array, begins, width)
+        rows = np.full((len(begins), width), fill, array.dtype)
+        if is_full.any():
+            rows[is_full] = _windows(array, begins[is_full], width)
+        for row, missing in self._padding(begins):
+            rows[row, : width - missing] = _windows(array, begins[[row]], width - missing)
+        return rows
+
     def _padding(self, begins: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield each row that is not full, and the number of inputs that fill it."""
-        missing = begins + self.row_length - self.num_inputs
+        missing = begins + self.row_length - self.first_input - self.num_inputs
         yield from ((row, int(missing[row])) for row in np.flatnonzero(missing > 0).tolist())
 
     def _numbers(self, index: RowIndex) -> np.ndarray:
@@ -169,20 +220,20 @@ def _windows(
 
 
 @dataclass(frozen=True, eq=False)
-class MixedRows:
-    """Rows of several corpora, numbered consecutively.
+class ConcatenatedRows:
+    """Rows of several parts of one corpus, numbered consecutively.
 
     Attributes:
-        parts: Rows of each corpus, all of the same length.
-        weights: Relative number of rows drawn from each part.
+        parts: Rows of each part, all of the same length.
     """
 
-    parts: tuple[PackedRows, ...]
-    weights: tuple[float, ...]
+    parts: "tuple[PackedRows | ConcatenatedRows, ...]"
 
     def __post_init__(self) -> None:
         if len(lengths := {part.row_length for part in self.parts}) != 1:
-            raise ValueError(f"Mixed rows must have one row_length; got {sorted(lengths)}.")
+            raise ValueError(
+                f"Rows of several parts must have one row_length; got {sorted(lengths)}."
+            )
 
     @property
     def row_length(self) -> int:
@@ -216,13 +267,8 @@ class MixedRows:
 
     @property
     def epoch(self) -> int:
-        """Number of rows to draw until every row of every part is drawn at least once.
-
-        With exact weights; `Batches` rounds them to a percent of the smallest.
-        """
-        weights = [Fraction(str(weight)) for weight in self.weights]
-        parts = zip(self.parts, weights, strict=True)
-        return max(math.ceil(len(part) * sum(weights) / weight) for part, weight in parts)
+        """Number of rows of an epoch."""
+        return len(self)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -237,22 +283,19 @@ class MixedRows:
         of_parts, back = self._locate(index)
         return np.concatenate([part.loss_mask_at(own) for part, own in of_parts])[back]
 
-    def take(self, index: list[int] | np.ndarray) -> "MixedRows":
-        """The rows with these indices; totals such as num_bytes stay those of all rows."""
-        of_parts, _ = self._locate(index)
-        return MixedRows(tuple(part.take(own) for part, own in of_parts), self.weights)
+    def take(self, index: list[int] | np.ndarray) -> "AnyRows":
+        """The rows with these indices, part by part; totals such as num_bytes stay those of all."""
+        located, _ = self._locate(index)
+        return replace(self, parts=tuple(part.take(own) for part, own in located))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that determines a batch, including weights."""
-        part_digests = [
-            (part.digest, float(w)) for part, w in zip(self.parts, self.weights, strict=True)
-        ]
-        return hashlib.sha256(repr(part_digests).encode()).hexdigest()
+        """SHA-256 of all that determines a batch."""
+        return hashlib.sha256(repr([part.digest for part in self.parts]).encode()).hexdigest()
 
     def _locate(
         self, index: list[int] | np.ndarray
-    ) -> tuple[list[tuple[PackedRows, np.ndarray]], np.ndarray]:
+    ) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
         """(part, row indices in it) for each part, and the order that restores the index."""
         sizes = np.array([len(part) for part in self.parts])
         ends = np.cumsum(sizes)
@@ -262,10 +305,39 @@ class MixedRows:
         return [(part, index_in_part[part_index == i]) for i, part in enumerate(self.parts)], order
 
 
-AnyRows: TypeAlias = PackedRows | MixedRows
+@dataclass(frozen=True, eq=False)
+class MixedRows(ConcatenatedRows):
+    """Rows of several corpora, numbered consecutively, which are drawn by weight.
+
+    Attributes:
+        weights: Relative number of rows drawn from each part.
+    """
+
+    weights: tuple[float, ...]
+
+    @property
+    def epoch(self) -> int:
+        """Number of rows to draw until every row of every part is drawn at least once.
+
+        With exact weights; `Batches` rounds them to a percent of the smallest.
+        """
+        weights = [Fraction(str(weight)) for weight in self.weights]
+        parts = zip(self.parts, weights, strict=True)
+        return max(math.ceil(len(part) * sum(weights) / weight) for part, weight in parts)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that determines a batch, including weights."""
+        part_digests = [
+            (part.digest, float(w)) for part, w in zip(self.parts, self.weights, strict=True)
+        ]
+        return hashlib.sha256(repr(part_digests).encode()).hexdigest()
 
 
-def mix_rows(parts: Sequence[PackedRows], weights: Sequence[float] | None = None) -> AnyRows:
+AnyRows: TypeAlias = PackedRows | ConcatenatedRows
+
+
+def mix_rows(parts: Sequence[AnyRows], weights: Sequence[float] | None = None) -> AnyRows:
     """Combine the rows of several corpora.
 
     Args:

@@ -19,6 +19,7 @@ def numbered(num_rows, row_length=5):
     return PackedRows(
         tokens=np.append(tokens, np.uint16(num_rows)),
         starts=np.zeros(1, int),
+        document_bytes=np.zeros(1, int),
         num_inputs=num_rows * row_length,
         row_length=row_length,
         end_of_text=999,

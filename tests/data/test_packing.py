@@ -81,6 +81,7 @@ def test_rows_are_the_stream_segments_and_positions_those_of_a_loop(lengths, row
     rows = data.PackedRows(
         tokens=np.array(filled, np.uint16),
         starts=np.flatnonzero(starts),
+        document_bytes=np.zeros(len(lengths), int),
         num_inputs=num_inputs,
         row_length=row_length,
         end_of_text=END,
@@ -147,7 +148,7 @@ def test_writing_in_parts_gives_the_same_files(
     monkeypatch.setattr(tokenised, "CHARACTERS_PER_PART", 100)
     parts = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "b")
     files = [{p.name: p.read_bytes() for p in tmp_path.rglob(f"{x}/*/*")} for x in "ab"]
-    assert files[0] == files[1] and len(files[0]) == 5 + 2 * (kind == "instructions")
+    assert files[0] == files[1] and len(files[0]) == 7 + 2 * (kind == "instructions")
     assert whole.num_targets == parts.num_targets == whole.loss_mask_at(slice(None)).sum()
 
 
@@ -223,7 +224,7 @@ def test_the_cache_is_the_same_in_every_process(tmp_path):
         {p.relative_to(tmp_path / seed): p.read_bytes() for p in (tmp_path / seed).rglob("*.*")}
         for seed in ("1", "2")
     ]
-    assert len(files[0]) == 5 and files[0] == files[1]
+    assert len(files[0]) == 7 and files[0] == files[1]
 
 
 def damage_truncate(folder):

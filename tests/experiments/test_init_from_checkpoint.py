@@ -302,6 +302,7 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
     packed = data.PackedRows(
         tokens=np.zeros(2 * rows + 1, np.int32),
         starts=np.zeros(1, int),
+        document_bytes=np.zeros(1, int),
         num_inputs=2 * rows,
         row_length=2,
         **dict.fromkeys(("end_of_text", "num_documents", "num_bytes", "num_targets"), 1),

@@ -33,10 +33,12 @@ from jaxformer.data import (
     ByteLevel,
     Characters,
     Instructions,
+    PretrainedTokenizer,
     TextFiles,
     load_tokenizer,
     loss_text,
 )
+from jaxformer.data.__main__ import main as tokenize_corpus
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata
 from jaxformer.training import loop
@@ -278,9 +280,33 @@ def test_held_out_text_is_bounded(capsys):
     text = pretrain.prepare_corpus(replace(BASE, held_out_bytes=100))
     assert text.held_out.num_bytes == 100
     assert text.train.num_bytes == len("".join(LINES)) - 100
-    assert "2.13% is held out, not 10.00%: at most 100 bytes" in capsys.readouterr().out
+    assert "held out are at most 100 bytes, not 10.00% (--held" in capsys.readouterr().out
     pretrain.prepare_corpus(replace(BASE, held_out_bytes=None))
-    assert "is held out" not in capsys.readouterr().out
+    assert "held out are" not in capsys.readouterr().out
+
+
+def test_a_run_trains_from_tokens(capsys):
+    """With their tokenizer, which its flags need not name; and it goes on without their text."""
+    Path("texts").mkdir()
+    for n in range(20):
+        Path(f"texts/{n:02}.txt").write_text("".join(LINES[6 * n : 6 * n + 6]))
+    for part in ("1/2", "2/2"):
+        tokenize_corpus(
+            ["texts", *("--tokenizer", "ByteLevel()", "--output", "tokens", "--part", part)]
+        )
+    flags = ["--corpus", "Packed(path='tokens')", "--output", "packed"]
+    run = parse_run({"x": replace(BASE, tokenizer=BPE(vocab_size=257))}, "", flags)
+    assert run.tokenizer == PretrainedTokenizer(path="tokens") and run.model.vocab_size == 384
+    text = pretrain.prepare_corpus(run)
+    assert text.train.num_bytes + text.held_out.num_bytes == len("".join(LINES))
+    run_main(replace(run, steps=6))
+    shutil.rmtree("texts"), shutil.rmtree("cache")
+    run_main(replace(run, resume=True))
+    run_main(replace(run, output=Path("whole")))
+    assert losses("packed") == losses("whole") and len(losses("whole")) == 12
+    message = "The text of tokens is tokenized; pass its tokenizer: --tokenizer tokens"
+    with pytest.raises(ValueError, match=message):
+        pretrain.prepare_corpus(replace(run, tokenizer=ByteLevel()))
 
 
 def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,162 @@
+"""Corpora that are already tokenized: folders written by ``python -m jaxformer.data``."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from jaxformer.data.corpus import AnyDocument, Document, Documents, Packed
+from jaxformer.data.corpus_cache import PartName
+from jaxformer.data.packing import open_packed
+from jaxformer.data.rows import AnyRows, ConcatenatedRows, PackedRows
+from jaxformer.data.tokenizer_loading import load_tokenizer
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.json_files import json_digest
+
+PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
+BYTES_PER_TOKEN = 4  # about; limits what is held out
+
+
+class TokenizedSource:
+    """A source of a corpus that is already tokenized; like `CachedSource`.
+
+    Attributes:
+        source: The source.
+        digests: Digest of each part, by its name.
+        key: Digest of all that determines the rows of both parts.
+    """
+
+    def __init__(
+        self,
+        source: Packed,
+        *,
+        held_out: float = 0.05,
+        max_bytes: int | None = None,
+        recorded: Mapping[str, str] | None = None,
+    ):
+        """Open the parts; no token is read.
+
+        Args:
+            source: The source.
+            held_out: Fraction of the tokens to hold out: the last ones.
+            max_bytes: Maximum number of bytes to hold out, at about 4 a token; None is no limit.
+            recorded: The digests when a run began.
+
+        Raises:
+            ValueError: A part is missing, incomplete or damaged, or is not that of the run.
+        """
+        self.source, self._held_out, self._max_bytes = source, held_out, max_bytes
+        folders = part_folders(Path(source.path))
+        self._parts = {path.name: open_packed(path) for path in folders}
+        self.digests = {name: part.digest for name, part in self._parts.items()}
+        if recorded is not None and self.digests != recorded:
+            raise ValueError(
+                f"The tokens of {source.path} are not those of the run. Restore them, or start a "
+                "new run."
+            )
+        self.key = json_digest([held_out, max_bytes, self.digests])
+
+    def pack(
+        self,
+        part: PartName,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> AnyRows:
+        """The rows of a part.
+
+        Args:
+            part: The part.
+            tokenizer: The tokenizer of the text.
+            row_length: Inputs of a row.
+            on_progress: Not called.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: A part was tokenized by another tokenizer, or a part has no token.
+        """
+        digest = json_digest(tokenizer.to_json())
+        for name, rows in self._parts.items():
+            if rows.tokenizer_digest != digest:
+                raise ValueError(
+                    f"{name} was tokenized by another tokenizer; pass the one with which "
+                    f"{self.source.path} was written, and no other part."
+                )
+        parts = [replace(rows, row_length=row_length) for rows in self._split[part]]
+        return parts[0] if len(parts) == 1 else ConcatenatedRows(tuple(parts))
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part, decoded."""
+
+        def read() -> Iterator[AnyDocument]:
+            tokenizer = load_tokenizer(self.source.path)
+            documents = (ids for rows in self._split[part] for ids in rows.documents())
+            for number, ids in enumerate(documents):
+                yield Document(f"{part} {number}", tokenizer.decode(ids))
+
+        return Documents(read)
+
+    @cached_property
+    def _split(self) -> dict[PartName, list[PackedRows]]:
+        total = sum(rows.num_inputs for rows in self._parts.values())
+        remaining = round(self._held_out * total)  # inputs to hold out
+        if self._max_bytes is not None:
+            remaining = min(remaining, self._max_bytes // BYTES_PER_TOKEN)
+        train, held_out = list[PackedRows](), list[PackedRows]()
+        for rows in reversed(self._parts.values()):
+            # The first document that starts among the last ones, and all after it.
+            first = rows.num_inputs - remaining
+            later = rows.starts[np.searchsorted(rows.starts, max(first, 0)) :]
+            first = min(int(later[0]) if len(later) else rows.num_inputs, rows.num_inputs)
+            if remaining <= 0:
+                first = rows.num_inputs
+            if first > 0:
+                train.insert(0, rows.part(0, first))
+            if first < rows.num_inputs:
+                held_out.insert(0, rows.part(first, rows.num_inputs - first))
+            remaining -= rows.num_inputs
+        if not train or not held_out:
+            raise ValueError(
+                f"held_out={self._held_out} of {total} tokens leaves no document "
+                f"{'for training' if held_out else 'held out'}; use more text or another held_out."
+            )
+        return {"train": train, "held_out": held_out}
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """Folders of the parts of a tokenized corpus, in order.
+
+    Raises:
+        ValueError: There is none, or one of them is missing.
+    """
+    names = {
+        path.name: match
+        for path in folder.glob("part-*")
+        if (match := PART_NAME.fullmatch(path.name))
+    }
+    if not names:
+        raise ValueError(
+            f"{folder} has no tokenized text; write it by python -m jaxformer.data CORPUS "
+            f"--tokenizer TOKENIZER --output {folder}."
+        )
+    counts = {int(match[2]) for match in names.values()}
+    if len(counts) > 1:
+        raise ValueError(
+            f"{folder} has parts of {' and of '.join(map(str, sorted(counts)))}; remove one kind."
+        )
+    (count,) = counts
+    paths = [folder / part_name(number, count) for number in range(1, count + 1)]
+    if missing := [path.name for path in paths if path.name not in names]:
+        raise ValueError(f"{folder} lacks {', '.join(missing[:8])}; tokenize them first.")
+    return paths
+
+
+def part_name(number: int, count: int) -> str:
+    """Name of the folder of a part, counted from 1."""
+    return f"part-{number}-of-{count}"
