@@ -21,9 +21,15 @@ from jaxformer.data.tokenization import tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import get_field, json_digest, read_json
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 # Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 6
 METADATA = "metadata.json"
+LOCK = "lock"  # in a folder that is being written
 
 
 def pack(
@@ -237,13 +243,27 @@ def _corpus_digest(documents: Iterable[AnyDocument]) -> tuple[str, CorpusSize]:
 @contextlib.contextmanager
 def _atomic_folder(final: Path) -> Iterator[Path]:
     """Temporary folder that is renamed to `final` on success and deleted on failure."""
+    _delete_abandoned(final)
     partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     partial.mkdir(parents=True)
     try:
-        yield partial
-        _move_into_place(partial, final)
+        with open(partial / LOCK, "w") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield partial
+            _move_into_place(partial, final)
+            (final / LOCK).unlink(missing_ok=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _delete_abandoned(final: Path) -> None:
+    """Delete the temporary folders of killed writers; a writer that runs has locked its own."""
+    for partial in final.parent.glob(f".{final.name}.*"):
+        with contextlib.suppress(OSError), open(partial / LOCK) as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _move_into_place(partial: Path, final: Path) -> None:
