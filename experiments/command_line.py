@@ -97,7 +97,8 @@ def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
     tokenizer has as many tokens as its text has characters.
     """
     old, new = (getattr(x, "tokenizer", None) for x in (default, run))
-    if isinstance(corpus := getattr(run, "corpus", None), Packed) and old == new:
+    corpus = getattr(run, "corpus", None)
+    if isinstance(corpus, Packed) and old == new and Path(corpus.path, "tokenizer.json").exists():
         new = PretrainedTokenizer(path=corpus.path)
         run = dataclasses.replace(run, tokenizer=new)
     if keeps_vocabulary or old == new or new is None or run.init is not None:

@@ -319,11 +319,12 @@ def open_source(
     share: Any = dict(held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded)
     if not isinstance(source, data.Packed):
         return data.CachedSource(source, folder=run.cache, template=template, **share)
-    if not isinstance(run.tokenizer, data.PretrainedTokenizer):
+    if isinstance(run.tokenizer, data.BPE | data.Characters):
         raise ValueError(
-            f"The text of {source} is tokenized; pass its tokenizer: --tokenizer {source}."
+            f"The text of {source} is tokenized; pass its tokenizer: --tokenizer FILE_OR_FOLDER."
         )
-    return data.TokenizedSource(source, **share)
+    tokenizer = data.build_tokenizer(run.tokenizer, ())
+    return data.TokenizedSource(source, tokenizer, folder=run.cache, **share)
 
 
 def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:

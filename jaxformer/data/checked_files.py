@@ -53,7 +53,13 @@ class CheckedFile:
     """A memory-mapped file whose blocks are checked when they are first read."""
 
     def __init__(
-        self, path: Path, dtype: str, digests: bytes, on_damage: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        dtype: str,
+        digests: bytes,
+        on_damage: Callable[[], None] = lambda: None,
+        *,
+        offset: int = 0,
     ):
         """Map the file.
 
@@ -62,10 +68,15 @@ class CheckedFile:
             dtype: Dtype of its numbers.
             digests: From `CheckedFileWriter.finish`.
             on_damage: Called before `windows` raises for a damaged block.
+            offset: Bytes before the first number.
         """
-        size = path.stat().st_size
+        has_bytes = path.stat().st_size > offset
         self._path, self._on_damage = path, on_damage
-        self._bytes = np.memmap(path, np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+        self._bytes = (
+            np.memmap(path, np.uint8, mode="r", offset=offset)
+            if has_bytes
+            else np.zeros(0, np.uint8)
+        )
         self._numbers = self._bytes.view(dtype)
         self._digests = digests
         self._is_checked = np.zeros(len(digests) // DIGEST_BYTES, bool)

@@ -90,15 +90,20 @@ class Instructions:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A text that is already tokenized, by ``python -m jaxformer.data``.
+    """A text that is already tokenized. The last documents are held out.
 
-    The end of the stream is held out. Runs need the tokenizer of the text: its folder has one.
+    A folder that ``python -m jaxformer.data`` wrote, with its tokenizer; or a file or folder of
+    another program, whose tokenizer a run needs beside it: ``.bin`` shards of llm.c (with its
+    header) and nanoGPT (uint16), ``.bin`` with ``.idx`` of Megatron-LM, ``.parquet`` with a column
+    of ids. Documents end where the end of text stands.
 
     Attributes:
-        path: The folder.
+        path: File or folder.
+        field: Column of the token ids in Parquet.
     """
 
     path: str
+    field: str = "input_ids"
 
     def __str__(self) -> str:
         return self.path

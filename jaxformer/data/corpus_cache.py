@@ -183,7 +183,7 @@ def cached_tokenizer(
         case _:
             return build_tokenizer(config, ())
     key = [type(config).__name__, asdict(config), *(source.key for source in sources)]
-    saved = _cached(
+    saved = cached_json(
         folder / "tokenizers" / f"{json_digest(key)[:32]}.json",
         lambda: build_tokenizer(config, texts).to_json(),
     )
@@ -205,13 +205,13 @@ def cached_gzip_bits_per_byte(
     """
     held_out: Iterable[Any] = chain.from_iterable(source.lazy("held_out") for source in sources)
     key = [tokenizer.to_json(), *(source.key for source in sources)]
-    return _cached(
+    return cached_json(
         folder / "gzip" / f"{json_digest(key)[:32]}.json",
         lambda: gzip_bits_per_byte(Document(x.name, loss_text(x, tokenizer)) for x in held_out),
     )
 
 
-def _cached(path: Path, make: Callable[[], Any]) -> Any:
+def cached_json(path: Path, make: Callable[[], Any]) -> Any:
     """Content of a JSON file, made and written if it is missing or damaged."""
     content = read_checked_json(path)
     if content is None:

@@ -157,30 +157,31 @@ class PackedRows:
             num_inputs: Inputs of the part.
 
         Returns:
-            The rows. A document belongs to the part in which it starts.
+            The rows. A document that is cut has its bytes in proportion to its tokens.
         """
         first += self.first_input
-        begin, end = np.searchsorted(self.starts, (first, first + num_inputs))
+        last = first + num_inputs
+        begin, end = np.searchsorted(self.starts, (first, last))
+        ends = np.append(self.starts, len(self.tokens) - 1)
+        bytes_before = np.append(0, np.cumsum(self.document_bytes))
         return replace(
             self,
             first_input=first,
             num_inputs=num_inputs,
-            num_documents=int(end - begin),
-            num_bytes=int(self.document_bytes[begin:end].sum()),
+            num_documents=max(1, int(end - begin)),
+            num_bytes=round(np.subtract(*np.interp((last, first), ends, bytes_before))),
             num_targets=num_inputs,
             digest=hashlib.sha256(f"{self.digest} {first} {num_inputs}".encode()).hexdigest(),
         )
 
     def documents(self) -> Iterator[Int32[np.ndarray, " N"]]:
-        """Yield the tokens of each document that starts in these rows, without its end of text."""
-        begin, end = np.searchsorted(
-            self.starts, (self.first_input, self.first_input + self.num_inputs)
-        )
-        ends = np.append(self.starts[begin + 1 : end], self.first_input + self.num_inputs)
-        for first, stop in zip(self.starts[begin:end].tolist(), ends.tolist(), strict=True):
-            yield _windows(self.tokens, np.array([first]), stop - first + 1)[0, 1:-1].astype(
-                np.int32
-            )
+        """Yield the tokens of each document or part of one, without ends of text."""
+        last = self.first_input + self.num_inputs
+        begin, end = np.searchsorted(self.starts, (self.first_input, last))
+        places = np.union1d(self.starts[begin:end], self.first_input)
+        for first, stop in zip(places, np.append(places[1:], last), strict=True):
+            ids = _windows(self.tokens, np.array([first]), stop - first + 1)[0].astype(np.int32)
+            yield ids[ids != self.end_of_text]
 
     def _read(self, array: Any, begins: np.ndarray, width: int, fill: int) -> np.ndarray:
         """The `width` numbers from each index on; those after the last input are `fill`."""

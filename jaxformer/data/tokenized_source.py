@@ -1,4 +1,4 @@
-"""Corpora that are already tokenized: folders written by ``python -m jaxformer.data``."""
+"""Corpora that are already tokenized, by ``python -m jaxformer.data`` or another program."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.data.corpus import AnyDocument, Document, Documents, Packed
-from jaxformer.data.corpus_cache import PartName
+from jaxformer.data.corpus_cache import PartName, cached_json
+from jaxformer.data.file_digests import file_digests
 from jaxformer.data.packing import open_packed
 from jaxformer.data.rows import AnyRows, ConcatenatedRows, PackedRows
-from jaxformer.data.tokenizer_loading import load_tokenizer
+from jaxformer.data.token_files import (
+    TokenFile,
+    convert_parquet,
+    describe_token_file,
+    open_token_file,
+)
+from jaxformer.data.tokenization import smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import json_digest
 
@@ -32,25 +39,43 @@ class TokenizedSource:
     def __init__(
         self,
         source: Packed,
+        tokenizer: Tokenizer,
         *,
+        folder: Path,
         held_out: float = 0.05,
         max_bytes: int | None = None,
         recorded: Mapping[str, str] | None = None,
     ):
-        """Open the parts; no token is read.
+        """Open the parts; tokens of other programs are read once, for an index.
 
         Args:
             source: The source.
+            tokenizer: The tokenizer of the text.
+            folder: Folder of caches.
             held_out: Fraction of the tokens to hold out: the last ones.
             max_bytes: Maximum number of bytes to hold out, at about 4 a token; None is no limit.
             recorded: The digests when a run began.
 
         Raises:
-            ValueError: A part is missing, incomplete or damaged, or is not that of the run.
+            ValueError: A part is missing, incomplete, damaged or of another tokenizer, or is not
+                that of the run.
         """
         self.source, self._held_out, self._max_bytes = source, held_out, max_bytes
-        folders = part_folders(Path(source.path))
-        self._parts = {path.name: open_packed(path) for path in folders}
+        self._tokenizer, self._folder, self._counts_bytes = tokenizer, folder, True
+        files = token_files(Path(source.path))
+        if files:
+            self._counts_bytes = False
+            self._parts = dict(_open_files(files, source, tokenizer, folder))
+        else:
+            folders = part_folders(Path(source.path))
+            self._parts = {path.name: open_packed(path) for path in folders}
+        digest = json_digest(tokenizer.to_json())
+        for name, rows in self._parts.items():
+            if rows.tokenizer_digest != digest:
+                raise ValueError(
+                    f"{name} was tokenized by another tokenizer; pass the one with which "
+                    f"{source.path} was written, and no other part."
+                )
         self.digests = {name: part.digest for name, part in self._parts.items()}
         if recorded is not None and self.digests != recorded:
             raise ValueError(
@@ -79,26 +104,30 @@ class TokenizedSource:
             The rows.
 
         Raises:
-            ValueError: A part was tokenized by another tokenizer, or a part has no token.
+            ValueError: A part has no document.
         """
-        digest = json_digest(tokenizer.to_json())
-        for name, rows in self._parts.items():
-            if rows.tokenizer_digest != digest:
-                raise ValueError(
-                    f"{name} was tokenized by another tokenizer; pass the one with which "
-                    f"{self.source.path} was written, and no other part."
-                )
         parts = [replace(rows, row_length=row_length) for rows in self._split[part]]
+        if not self._counts_bytes:
+            bytes_per_token = self._bytes_per_token()
+            parts = [replace(x, num_bytes=round(bytes_per_token * x.num_targets)) for x in parts]
         return parts[0] if len(parts) == 1 else ConcatenatedRows(tuple(parts))
+
+    def _bytes_per_token(self) -> float:
+        """Bytes per token of the held-out text, which is decoded once."""
+        tokens = sum(rows.num_targets for rows in self._split["held_out"])
+        texts = (document.text for document in self.lazy("held_out"))
+        return cached_json(
+            self._folder / "bytes_per_token" / f"{self.key[:32]}.json",
+            lambda: sum(len(text.encode()) for text in texts) / tokens,
+        )
 
     def lazy(self, part: PartName) -> Documents:
         """The documents of a part, decoded."""
 
         def read() -> Iterator[AnyDocument]:
-            tokenizer = load_tokenizer(self.source.path)
             documents = (ids for rows in self._split[part] for ids in rows.documents())
             for number, ids in enumerate(documents):
-                yield Document(f"{part} {number}", tokenizer.decode(ids))
+                yield Document(f"{part} {number}", self._tokenizer.decode(ids))
 
         return Documents(read)
 
@@ -110,12 +139,10 @@ class TokenizedSource:
             remaining = min(remaining, self._max_bytes // BYTES_PER_TOKEN)
         train, held_out = list[PackedRows](), list[PackedRows]()
         for rows in reversed(self._parts.values()):
-            # The first document that starts among the last ones, and all after it.
-            first = rows.num_inputs - remaining
-            later = rows.starts[np.searchsorted(rows.starts, max(first, 0)) :]
-            first = min(int(later[0]) if len(later) else rows.num_inputs, rows.num_inputs)
-            if remaining <= 0:
-                first = rows.num_inputs
+            # The first document that starts among the last inputs, else a part of one.
+            first = max(0, rows.num_inputs - max(0, remaining))
+            later = rows.starts[np.searchsorted(rows.starts, first) :]
+            first = min(int(later[0]) if len(later) else first, rows.num_inputs)
             if first > 0:
                 train.insert(0, rows.part(0, first))
             if first < rows.num_inputs:
@@ -123,10 +150,36 @@ class TokenizedSource:
             remaining -= rows.num_inputs
         if not train or not held_out:
             raise ValueError(
-                f"held_out={self._held_out} of {total} tokens leaves no document "
+                f"held_out={self._held_out} of {total} tokens leaves none "
                 f"{'for training' if held_out else 'held out'}; use more text or another held_out."
             )
         return {"train": train, "held_out": held_out}
+
+
+def token_files(path: Path) -> list[Path]:
+    """Token files of another program: a file, or those of a folder; none if it has other files."""
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.glob("*") if file.suffix in (".bin", ".parquet"))
+
+
+def _open_files(
+    paths: list[Path], source: Packed, tokenizer: Tokenizer, folder: Path
+) -> Iterator[tuple[str, PackedRows]]:
+    record = folder / "files" / f"{json_digest(str(Path(source.path).resolve()))[:32]}.json"
+    digests = file_digests({path.name: path for path in paths}, record)
+    for path in paths:
+        sha256 = digests[path.name]
+        if path.suffix == ".parquet":
+            identity = [sha256, source.field, tokenizer.end_of_text, tokenizer.vocab_size]
+            target = folder / "token_files" / f"{json_digest(identity)[:32]}.bin"
+            dtype = smallest_unsigned_dtype(tokenizer.vocab_size).str
+            file = TokenFile(target, dtype)
+            if not target.exists():
+                file = convert_parquet(path, source.field, tokenizer, target)
+        else:
+            file = describe_token_file(path)
+        yield path.name, open_token_file(file, sha256, tokenizer, folder)
 
 
 def part_folders(folder: Path) -> list[Path]:

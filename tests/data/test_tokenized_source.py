@@ -4,9 +4,13 @@ import itertools
 import json
 import re
 import shutil
+import struct
+from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from jaxformer import data
 from jaxformer.data import tokenization
@@ -28,9 +32,16 @@ def tokenize(*flags, corpus="texts.jsonl", tokenizer=TRAINED, output="tokens"):
     main([corpus, "--tokenizer", tokenizer, "--output", output, *flags])
 
 
-def opened(row_length, tokenizer=None, **options):
-    source = data.TokenizedSource(data.Packed(path="tokens"), **options)
-    tokenizer = tokenizer or data.load_tokenizer("tokens")
+def opened_source(tokenizer=None, path="tokens", **options):
+    tokenizer = tokenizer or data.load_tokenizer(path)
+    return data.TokenizedSource(
+        data.Packed(path=str(path)), tokenizer, folder=Path("cache"), **options
+    )
+
+
+def opened(row_length, tokenizer=None, path="tokens", **options):
+    source = opened_source(tokenizer, path, **options)
+    tokenizer = tokenizer or data.load_tokenizer(path)
     return [source.pack(part, tokenizer, row_length=row_length) for part in ("train", "held_out")]
 
 
@@ -61,7 +72,7 @@ def test_rows_are_those_of_the_documents(texts, row_length):
 def test_parts_are_one_corpus(count):
     for number in reversed(range(1, count + 1)):
         tokenize("--part", f"{number}/{count}")
-    source = data.TokenizedSource(data.Packed(path="tokens"), held_out=0.2)
+    source = opened_source(held_out=0.2)
     held_out = [document.text for document in source.lazy("held_out")]
     train = [document.text for document in source.lazy("train")]
     order = [i for part in range(count) for i in range(part, len(WORDS), count)]
@@ -165,23 +176,177 @@ def test_parts_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="part-2-of-3 was tokenized by another tokenizer; pass"):
         opened(16)
     with pytest.raises(ValueError, match=r"empty has no tokenized text; write it by python -m"):
-        data.TokenizedSource(data.Packed(path="empty"))
+        opened_source(data.ByteTokenizer(), "empty")
 
 
 @pytest.mark.parametrize("held_out, what", [(1e-6, "held out"), (0.99999, "for training")])
-def test_a_part_without_a_document_is_refused(held_out, what):
+def test_a_part_without_a_token_is_refused(held_out, what):
     tokenize()
-    with pytest.raises(ValueError, match=rf"of \d+ tokens leaves no document {what}; use more"):
+    with pytest.raises(ValueError, match=rf"of \d+ tokens leaves none {what}; use more"):
         opened(16, held_out=held_out)
+
+
+def test_one_document_is_cut(texts):
+    """With its bytes in proportion to its tokens."""
+    (texts / "one.txt").write_text("".join(WORDS))
+    tokenize(corpus="one.txt")
+    train, held_out = opened(16, held_out=0.25)
+    total = len("".join(WORDS).encode())
+    assert train.num_bytes + held_out.num_bytes == total
+    assert abs(held_out.num_bytes / total - 0.25) < 1e-3
+    assert held_out.num_documents == 1 and held_out[0].segments.tolist() == [1] * 16
+    source = opened_source(held_out=0.25)
+    (first,), (last,) = (list(source.lazy(part)) for part in ("train", "held_out"))
+    assert "".join(WORDS).startswith(first.text) and "".join(WORDS).endswith(last.text)
+    assert 0 <= len(first.text) + len(last.text) - len("".join(WORDS)) < 12  # a token in both
 
 
 def test_a_run_is_told_that_its_tokens_changed():
     tokenize()
-    source = data.TokenizedSource(data.Packed(path="tokens"))
-    assert (
-        data.TokenizedSource(data.Packed(path="tokens"), recorded=source.digests).key == source.key
-    )
+    source = opened_source()
+    assert opened_source(recorded=source.digests).key == source.key
     shutil.rmtree("tokens")
     tokenize(tokenizer="ByteLevel()")
     with pytest.raises(ValueError, match="tokens are not those of the run. Restore them, or"):
-        data.TokenizedSource(data.Packed(path="tokens"), recorded=source.digests)
+        opened_source(recorded=source.digests)
+
+
+# Files of other programs, written as their own documents say
+
+
+def stream(*, opens):
+    """Tokens of all texts; with an end of text before each (llm.c), or after each (nanoGPT)."""
+    ids = [BYTES.encode(text).tolist() for text in WORDS]
+    parts = ([END, *x] if opens else [*x, END] for x in ids)
+    return list(itertools.chain.from_iterable(parts))
+
+
+BYTES = data.ByteTokenizer()
+END = BYTES.end_of_text
+
+
+def write_llmc(folder, magic=20240520, version=1, dtype="<u2"):
+    for name, ids in zip("ab", np.array_split(stream(opens=True), 2), strict=True):
+        header = np.zeros(256, "<i4")
+        header[:3] = magic, version, len(ids)
+        (folder / f"{name}.bin").write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
+
+
+def write_llama3(folder):
+    write_llmc(folder, 20240801, 7, "<u4")
+
+
+def write_nanogpt(folder):
+    np.array(stream(opens=False), np.uint16).tofile(folder / "train.bin")
+
+
+def write_megatron(folder):
+    """Each document is a sequence, with an end of text by --append-eod."""
+    lengths = [len(text.encode()) + 1 for text in WORDS]
+    np.array(stream(opens=False), "<i4").tofile(folder / "c.bin")
+    with open(folder / "c.idx", "wb") as index:
+        index.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, len(WORDS), len(WORDS) + 1))
+        index.write(np.array(lengths, "<i4").tobytes())
+        index.write((4 * np.append(0, np.cumsum(lengths)[:-1])).astype("<i8").tobytes())
+        index.write(np.arange(len(WORDS) + 1, dtype="<i8").tobytes())
+
+
+def write_parquet(folder):
+    ids = [BYTES.encode(text).tolist() + [END] * (n % 2) for n, text in enumerate(WORDS)]
+    parquet.write_table(pyarrow.table({"input_ids": ids, "other": WORDS}), folder / "c.parquet")
+
+
+WRITERS = [write_llmc, write_llama3, write_nanogpt, write_megatron, write_parquet]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_tokens_of_other_programs_are_read(texts, write):
+    folder = texts / "tokens"
+    folder.mkdir()
+    write(folder)
+    rows = opened(16, BYTES, held_out=0.2)
+    source = opened_source(BYTES, held_out=0.2)
+    documents = [d.text for part in ("train", "held_out") for d in source.lazy(part)]
+    assert "".join(documents) == "".join(WORDS)
+    assert len(documents) - len(WORDS) in (0, 1)  # one may lie in two shards
+    assert rows[1].num_bytes == sum(len(d.text.encode()) for d in source.lazy("held_out"))
+    total = len("".join(WORDS).encode())
+    assert abs(sum(part.num_bytes for part in rows) / total - 1) < 0.01
+    for part in rows:
+        tokens, segments, positions = part[np.arange(len(part))]
+        inputs = tokens[:, :-1]
+        starts = (inputs == END) & (segments > 0)
+        assert (positions[starts] == 0).all() and starts.sum() > 5
+        assert (np.diff(segments, axis=1)[starts[:, 1:]] == 1).all()
+        assert (np.diff(segments, axis=1)[~starts[:, 1:] & (segments[:, 1:] > 0)] == 0).all()
+
+
+def test_a_token_file_is_indexed_once(texts, monkeypatch):
+    folder = texts / "tokens"
+    folder.mkdir()
+    write_llmc(folder)
+    digests = [part.digest for part in opened(16, BYTES)]
+    monkeypatch.setattr("jaxformer.data.token_files._index", None)
+    monkeypatch.setattr(data.ByteTokenizer, "decode", None)
+    assert [part.digest for part in opened(32, BYTES)] == digests
+
+
+def test_a_bit_of_a_token_file_that_flipped_is_found(texts):
+    folder = texts / "tokens"
+    folder.mkdir()
+    write_llmc(folder)
+    train, _ = opened(16, BYTES)
+    content = bytearray((folder / "a.bin").read_bytes())
+    content[1024 + 500] ^= 1
+    (folder / "a.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.bin does not match its SHA-256 in bytes 0 to "):
+        train[np.arange(len(train))]
+
+
+def edit(at, end, name="a.bin"):
+    """A function that puts an end in place of all of a file from an index on."""
+
+    def change(folder):
+        path = folder / name
+        content = path.read_bytes() if path.exists() else b""
+        path.write_bytes(content[:at] + end(content) if callable(end) else content[:at] + end)
+
+    return change
+
+
+def index(version, dtype, count, lengths):
+    return b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, dtype, count, 1) + lengths
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (edit(-2, b""), r"a\.bin has \d+ bytes; \d+ tokens of uint16 are \d+\. It is cut off"),
+        (edit(4, lambda x: b"\x09" + x[5:]), "version 9, which is unknown"),
+        (edit(0, b""), r"a\.bin has 0 tokens; it needs two or more"),
+        (edit(0, b"123"), r"a\.bin has 3 bytes; 1\.5 tokens of uint16 are 3"),
+        (edit(-2, b"\xe8\x03"), r"a\.bin has the id 1000, but the tokenizer has 257 tokens"),
+        (edit(0, b"MMIDIDX" * 9, "a.idx"), r"a\.idx is not an index of Megatron-LM"),
+        (edit(0, index(2, 8, 1, b"1234"), "a.idx"), "has version 2 and dtype 8; version 1 and the"),
+        (edit(0, index(1, 8, 3, b"12345678"), "a.idx"), "is cut off: it has 2 of 3 lengths"),
+    ],
+    ids=["cut off", "version", "empty", "odd", "vocabulary", "idx", "idx version", "idx cut off"],
+)
+def test_a_token_file_that_cannot_be_is_refused(texts, change, message):
+    folder = texts / "tokens"
+    folder.mkdir()
+    write_llmc(folder)
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        opened_source(BYTES)
+
+
+def test_a_column_that_is_not_there_is_named(texts):
+    folder = texts / "tokens"
+    folder.mkdir()
+    parquet.write_table(pyarrow.table({"tokens": [[1, 2]], "n": [1]}), folder / "c.parquet")
+    with pytest.raises(ValueError, match=r"has no column 'input_ids'; it has tokens, n\."):
+        opened_source(BYTES)
+    parquet.write_table(pyarrow.table({"input_ids": [[1, 2], [3, 999]]}), folder / "c.parquet")
+    with pytest.raises(ValueError, match="has the id 999, but the tokenizer has 257 tokens"):
+        opened_source(BYTES)

@@ -33,6 +33,7 @@ from jaxformer.data import (
     ByteLevel,
     Characters,
     Instructions,
+    Packed,
     PretrainedTokenizer,
     TextFiles,
     load_tokenizer,
@@ -304,9 +305,14 @@ def test_a_run_trains_from_tokens(capsys):
     run_main(replace(run, resume=True))
     run_main(replace(run, output=Path("whole")))
     assert losses("packed") == losses("whole") and len(losses("whole")) == 12
-    message = "The text of tokens is tokenized; pass its tokenizer: --tokenizer tokens"
+    ids = np.fromfile("tokens/part-1-of-2/tokens.bin", np.uint16)
+    Path("gpt").mkdir(), ids.tofile("gpt/train.bin")  # as nanoGPT's
+    shards = replace(run, corpus=Packed(path="gpt"), steps=3, output=Path("gpt-run"))
+    run_main(replace(shards, tokenizer=ByteLevel()))
+    assert len(losses("gpt-run")) == 3
+    message = "The text of tokens is tokenized; pass its tokenizer: --tokenizer FILE_OR_FOLDER"
     with pytest.raises(ValueError, match=message):
-        pretrain.prepare_corpus(replace(run, tokenizer=ByteLevel()))
+        pretrain.prepare_corpus(replace(run, tokenizer=Characters()))
 
 
 def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsys):
