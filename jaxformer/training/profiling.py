@@ -6,9 +6,9 @@ import re
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -22,6 +22,7 @@ NO_MODULE = re.compile(
     r"|custom_[jv]+p_call\w*|pjit|remat\d*|eval_jaxpr"
 )
 PASSES = "forward", "recomputation", "backward", "other"
+Program: TypeAlias = tuple[str, int]  # name of the HLO module ("" if unknown) and its number
 PassName = Literal["forward", "recomputation", "backward", "other"]
 
 
@@ -146,11 +147,14 @@ def _kernel_times(file: Path) -> tuple[KernelTime, ...]:
     with warnings.catch_warnings():  # of JAX's bindings, whose types have no module
         warnings.simplefilter("ignore", DeprecationWarning)
         events = list(_kernel_events(file))
-    instructions = _instructions({module for _, _, module, _ in events})
+    kernels = defaultdict[Program, set[str]](set)
+    for _, name, program, _ in events:
+        kernels[program].add(_identifier(name))
+    instructions = _instructions(kernels)
     devices = len({device for device, *_ in events})
     durations = defaultdict[tuple[str, str, PassName], list[float]](list)
-    for _, name, _, duration in events:
-        operation, op_name = instructions.get(_identifier(name), ("", ""))
+    for _, name, program, duration in events:
+        operation, op_name = instructions[program].get(_identifier(name), ("", ""))
         if operation not in CONTROL_FLOW:
             key = (re.sub(r"([._]\d+)+(?=_|$)", "", name), *module_and_pass(op_name))
             durations[key].append(duration)
@@ -161,8 +165,8 @@ def _kernel_times(file: Path) -> tuple[KernelTime, ...]:
     return tuple(sorted(times, key=lambda one: -one.seconds))
 
 
-def _kernel_events(file: Path) -> Iterator[tuple[Any, str, str, float]]:
-    """Yield device, kernel, HLO module ("" if unknown) and seconds of each executed kernel."""
+def _kernel_events(file: Path) -> Iterator[tuple[Any, str, Program, float]]:
+    """Yield device, kernel, program and seconds of each executed kernel."""
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         is_cpu = plane.name == "/host:CPU"
         if not is_cpu and not re.match(r"/device:(GPU|TPU):\d+$", plane.name):
@@ -176,19 +180,34 @@ def _kernel_events(file: Path) -> Iterator[tuple[Any, str, str, float]]:
                     continue  # of the host
                 name = str(stats.get("hlo_op", event.name)).partition(" = ")[0].lstrip("%")
                 device = stats.get("device_ordinal", 0) if is_cpu else plane.name
-                yield device, name, str(stats.get("hlo_module", "")), event.duration_ns / 1e9
+                program = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
+                yield device, name, program, event.duration_ns / 1e9
 
 
-def _instructions(module_names: set[str]) -> dict[str, tuple[str, str]]:
-    """Operation and op_name of each instruction of the loaded programs, by its identifier."""
-    instructions = {}
+def _instructions(kernels: Mapping[Program, set[str]]) -> dict[Program, dict[str, tuple[str, str]]]:
+    """Operation and op_name of the instructions of each program, by their identifiers.
+
+    Of the loaded programs with the name of a module, it is the newest of those that have most of
+    its kernels; for a kernel without a module, any. JAX lists the newest first.
+    """
+    names = {module for module, _ in kernels}
+    tables: list[tuple[str, dict[str, tuple[str, str]]]] = [("", {})]
     for executable in jax.devices()[0].client.live_executables():
         for module in executable.hlo_modules():
-            if module.name in module_names or "" in module_names:
+            if module.name in names or "" in names:
                 hlo = HloModule(module.to_string())
-                for one in itertools.chain(*hlo.computations.values()):
-                    instructions[_identifier(one.name)] = one.operation, _op_name(hlo, one)
-    return instructions
+                parts = itertools.chain(*hlo.computations.values())
+                table = {_identifier(x.name): (x.operation, _op_name(hlo, x)) for x in parts}
+                tables[0][1].update(table)
+                tables.append((module.name, table))
+    return {
+        program: max(
+            (table for name, table in tables if name == program[0]),
+            key=lambda table: len(own & table.keys()),
+            default={},
+        )
+        for program, own in kernels.items()
+    }
 
 
 def _op_name(hlo: HloModule, instruction: HloInstruction) -> str:

@@ -38,8 +38,22 @@ def test_module_and_pass_of_an_operation(op_name, module, pass_name):
     assert module_and_pass(op_name) == (module, pass_name)
 
 
+def other_step():
+    """An earlier program of the same name, whose kernels have the same names."""
+
+    @jax.jit
+    def step(x):
+        with jax.named_scope("other"):
+            y = jax.lax.fori_loop(0, 5, lambda _, y: x @ y, x)
+            return y @ x.T
+
+    return step, step(jnp.ones((256, 256))).block_until_ready()
+
+
 def test_kernels_are_counted_and_summed_by_module(tmp_path):
     """Five products of one kind in a loop and one of another, in each of three steps."""
+
+    other = other_step()
 
     @jax.jit
     def step(x):
@@ -58,7 +72,7 @@ def test_kernels_are_counted_and_summed_by_module(tmp_path):
     longest = {k.module: k for k in reversed(one.kernels)}
     assert longest["loop"].num_executions == 15 and longest["last"].num_executions == 3
     assert longest["last"].seconds < longest["loop"].seconds < 8 * one.seconds
-    assert list(tmp_path.rglob("*.trace.json.gz"))
+    assert list(tmp_path.rglob("*.trace.json.gz")) and other
 
 
 def test_few_rows_end_in_the_sum_of_the_others():
