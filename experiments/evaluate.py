@@ -37,7 +37,8 @@ PROGRESS_SECONDS = 10  # between progress lines
 def main(run: Evaluate) -> dict[str, Any]:
     """Evaluate and print; returns the metrics."""
     if run.output is not None:
-        check_output_file(run.output)
+        text = getattr(run.text, "path", None)
+        check_output_file(run.output, inputs=[text, run.choices])
     if run.text is not None:
         data.documents(run.text)  # raises if there is no text
     questions = None if run.choices is None else read_questions(run.choices)
@@ -63,12 +64,15 @@ def main(run: Evaluate) -> dict[str, Any]:
     return figures_by_kind
 
 
-def check_output_file(path: Path) -> None:
+def check_output_file(path: Path, inputs: Sequence[str | Path | None] = ()) -> None:
     """Check before a long computation that its output file can be written.
 
     Raises:
-        ValueError: It is a folder, or it is not writable, or its folder does not exist.
+        ValueError: It is a folder, or one of the inputs, or it is not writable, or its folder does
+            not exist.
     """
+    if any(x is not None and path.exists() and path.samefile(x) for x in inputs):
+        raise ValueError(f"output {path} is the file that is read; name another.")
     if path.is_dir():
         raise ValueError(f"output must name a file; {str(path)!r} is a folder.")
     if not path.parent.is_dir():

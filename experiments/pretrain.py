@@ -15,7 +15,6 @@ status 130, 143 or 129; --resume resumes it. The third such signal ends the run 
 run at a time can use a folder.
 """
 
-import json
 import math
 import sys
 import time
@@ -58,7 +57,7 @@ from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
 from jaxformer.generation import Sample, generate
-from jaxformer.json_files import read_json
+from jaxformer.json_files import checked_json, read_checked_json
 from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
 from jaxformer.training import loop, train_step
 from jaxformer.training.checkpoints import Checkpoints
@@ -288,8 +287,8 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     print(f"Corpus: {run.corpus}", flush=True)
     parts = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
     template, recorded = chat_template(run), None
-    if resumes_from is not None and (resumes_from / CORPUS_FILE).is_file():
-        recorded = read_json(resumes_from / CORPUS_FILE, "sha256")["sha256"]
+    if resumes_from is not None:
+        recorded = read_checked_json(resumes_from / CORPUS_FILE)
     digests = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
         open_source(run, part, template, x) for part, x in zip(parts, digests, strict=True)
@@ -301,7 +300,14 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
         )
     tokenizer = saved_tokenizer(resumes_from)
     if tokenizer is None:
-        tokenizer = data.cached_tokenizer(run.tokenizer, sources, run.cache)
+        tokenizer = data.cached_tokenizer(
+            run.tokenizer,
+            sources,
+            run.cache,
+            on_train=lambda size: print(
+                f"  training the tokenizer on {format_count(size)} bytes", flush=True
+            ),
+        )
     packed = [prepare_source(run, source, tokenizer) for source in sources]
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
@@ -395,7 +401,7 @@ class LanguageModelingData(TrainData):
     def files(self) -> dict[str, str]:
         """Digests of the files of the text, with which a resumed run compares them."""
         digests = [source.digests for source in self._corpus.sources]
-        return {CORPUS_FILE: json.dumps({"sha256": digests}, indent=1)}
+        return {CORPUS_FILE: checked_json(digests)}
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress

@@ -139,12 +139,17 @@ def read_checked_json(path: Path) -> Any:
     return saved["content"] if saved["checksum"] == json_digest(saved["content"]) else None
 
 
+def checked_json(content: Any) -> str:
+    """JSON of a value and its checksum, for `read_checked_json`."""
+    return json.dumps({"checksum": json_digest(content), "content": content})
+
+
 def write_checked_json(path: Path, content: Any) -> None:
     """Write a value and its checksum, so that no reader sees a part of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        partial.write_text(json.dumps({"checksum": json_digest(content), "content": content}))
+        partial.write_text(checked_json(content))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -138,12 +138,22 @@ class RunConfig:
             )
         if self.wandb == "":
             raise ValueError("wandb must name a project; got ''.")
-        _ = self.profiled_steps
+        if self.init == "":
+            raise ValueError("init must name a folder, a hub name or the output of a run; got ''.")
+        if getattr(self, "epochs", None) is None:
+            self.check_profiled_steps()
 
     @property
     def planned_steps(self) -> int:
         """Number of steps of the learning-rate schedule."""
         return self.schedule_steps or self.steps
+
+    def check_profiled_steps(self) -> None:
+        """Raise a ValueError if --profile-steps is no slice of the steps of the run."""
+        if self.profiled_steps.stop > self.steps + 1:
+            raise ValueError(
+                f"profile_steps {self.profile_steps} ends after the last step, {self.steps}."
+            )
 
     @property
     def profiled_steps(self) -> range:

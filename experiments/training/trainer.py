@@ -197,10 +197,7 @@ def train_run(
         Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
         report_early_end(run, checkpoints, setup.storage),
     ):
-        if run.profiled_steps.stop > run.steps + 1:
-            raise ValueError(
-                f"profile_steps {run.profile_steps} ends after the last step, {run.steps}."
-            )
+        run.check_profiled_steps()
         description = checkpoint_description(run, train_data.tokenizer, train_data.fingerprint())
         start_step = find_start_step(run, setup.local_folder, checkpoints, description)
         if start_step is None:
@@ -293,8 +290,11 @@ def run_steps(
         pauses = step % run.evaluate_every == 0 or step % run.save_every == 0
         return pauses or step + 1 in (profiled.start, profiled.stop)
 
-    with defer_signals() as signals, step_profiler(recorder) as profile_after:
-        profile_after(start_step)
+    with defer_signals() as signals, contextlib.ExitStack() as trace:
+        profiler = StepProfiler(recorder, trace)
+        if 0 < profiled.start <= start_step:
+            recorder.progress.print(f"Not profiled: {run.profile_steps} starts before this start.")
+        profiler.start_before(start_step + 1)
         steps = loop.train_steps(
             state,
             update,
@@ -305,7 +305,7 @@ def run_steps(
             max_consecutive_skips=run.skip_step.max_consecutive_skips,
         )
         for step, state, results in steps:
-            profile_after(step)
+            profiler.stop_after(step)
             recorder.log(results)
             loss = None
             if step % run.evaluate_every == 0 and step < run.steps:
@@ -317,29 +317,33 @@ def run_steps(
                 raise signals.to_error()
             if should_pause(step):
                 recorder.meter.reset()
+            profiler.start_before(step + 1)
         if signals.should_stop(run.steps + 1):  # received while the last state was saved
             raise signals.to_error()
     return state
 
 
-@contextlib.contextmanager
-def step_profiler(recorder: Recorder) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call after each step; it profiles --profile-steps of process 0."""
-    steps = recorder.run.profiled_steps if parallel.is_primary_process() else range(0)
-    folder = recorder.folder / "profile"
-    profiles: list[list[Profile]] = []
-    with contextlib.ExitStack() as trace:
+class StepProfiler:
+    """Profiles --profile-steps of process 0."""
 
-        def after(step: int) -> None:
-            if step + 1 == steps.start:
-                profiles.append(trace.enter_context(profile(folder)))
-            elif profiles and step + 1 == steps.stop:
-                trace.close()
-                tables = profile_tables(profiles[0][0], len(steps))
-                (folder / "profile.md").write_text(tables, encoding="utf-8")
-                recorder.progress.print(f"{tables.splitlines()[0]} See {folder / 'profile.md'}.")
+    def __init__(self, recorder: Recorder, trace: contextlib.ExitStack):
+        """Set up the profiler; `trace` ends the trace if the run ends within it."""
+        self._steps = recorder.run.profiled_steps if parallel.is_primary_process() else range(0)
+        self._folder, self._print = recorder.folder / "profile", recorder.progress.print
+        self._trace, self._profiles = trace, list[list[Profile]]()
 
-        yield after
+    def start_before(self, step: int) -> None:
+        """Start the trace if the step is the first of them."""
+        if self._steps and step == self._steps.start:
+            self._profiles.append(self._trace.enter_context(profile(self._folder)))
+
+    def stop_after(self, step: int) -> None:
+        """End the trace if the step is the last of them, and write the tables."""
+        if self._profiles and step + 1 == self._steps.stop:
+            self._trace.close()
+            tables = profile_tables(self._profiles[0][0], len(self._steps))
+            (self._folder / "profile.md").write_text(tables, encoding="utf-8")
+            self._print(f"{tables.splitlines()[0]} See {self._folder / 'profile.md'}.")
 
 
 def compile_train_step(

@@ -89,7 +89,12 @@ def tokenize(corpus: Any, tokenizer: Any, output: Path, number: int = 1, count: 
         OSError: The disk is full.
     """
     source = CachedSource(corpus, folder=output / ".cache")
-    built = cached_tokenizer(tokenizer, [source], output / ".cache")
+    built = cached_tokenizer(
+        tokenizer,
+        [source],
+        output / ".cache",
+        on_train=lambda size: print(f"  training the tokenizer on {size:,} bytes", flush=True),
+    )
     identity = {"text": source.text_key, "tokenizer": json_digest(built.to_json()), "parts": count}
     known = read_checked_json(output / IDENTITY_FILE)
     if known is None:

@@ -117,6 +117,6 @@ class CheckedFile:
             if digest != self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]:
                 raise ValueError(
                     f"{self._path.parent} is damaged: {self._path.name} does not match its SHA-256 "
-                    f"in bytes {begin} to {min(end, len(self._bytes))}; run the same command again."
+                    f"in bytes {begin} to {min(end, len(self._bytes))}; the next start packs it."
                 )
             self._is_checked[block] = True

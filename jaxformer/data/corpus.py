@@ -246,6 +246,8 @@ def source_files(source: TextSource) -> SourceFiles:
             # Not the build record.
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
         case TextFiles() | Instructions():
+            if not source.path:
+                raise ValueError("The path of a corpus must name a file or folder; got ''.")
             path = Path(source.path)
             if isinstance(source, TextFiles):
                 suffixes, keys = source.suffixes, (source.field,)
@@ -261,7 +263,9 @@ def source_files(source: TextSource) -> SourceFiles:
     return SourceFiles(path, keys, {file.relative_to(root).as_posix(): file for file in files})
 
 
-def documents(corpus: TextSource, *, template: ChatTemplate | None = None) -> Documents:
+def documents(
+    corpus: TextSource, *, template: ChatTemplate | None = None, files: SourceFiles | None = None
+) -> Documents:
     """Documents of a corpus, sorted by path.
 
     Texts are not changed, including line ends. Empty texts are left out. Only one document is in
@@ -270,6 +274,7 @@ def documents(corpus: TextSource, *, template: ChatTemplate | None = None) -> Do
     Args:
         corpus: Corpus to read.
         template: Chat template of the tokenizer, for instructions.
+        files: From `source_files`; None lists them.
 
     Returns:
         Documents or instructions. Their names are paths relative to the folder, with ``/`` on every
@@ -281,11 +286,11 @@ def documents(corpus: TextSource, *, template: ChatTemplate | None = None) -> Do
         OSError: A file or folder cannot be read.
         ImportError: A file needs ``pyarrow``, which is not installed.
     """
-    path, keys, files = source_files(corpus)
+    path, keys, paths = files or source_files(corpus)
 
     def read() -> Iterator[AnyDocument]:
         num_documents = num_nonempty = 0
-        for name, file in files.items():
+        for name, file in paths.items():
             for document in _read_documents(file, name, corpus, keys, template):
                 num_documents += 1
                 if document.text:
@@ -293,7 +298,7 @@ def documents(corpus: TextSource, *, template: ChatTemplate | None = None) -> Do
                     yield document
         if not num_nonempty:
             raise ValueError(
-                f"{path} has no text: all {num_documents} documents in {len(files)} files are "
+                f"{path} has no text: all {num_documents} documents in {len(paths)} files are "
                 "empty."
             )
 

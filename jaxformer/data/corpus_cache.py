@@ -1,5 +1,6 @@
 """Caches what is made of a corpus, by the digests of its files; see `CachedSource`."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -10,9 +11,12 @@ from typing import Any, Literal, Protocol
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus import (
     AnyDocument,
+    CorpusSize,
     Document,
     Documents,
+    SourceFiles,
     TextSource,
+    corpus_size,
     documents,
     source_files,
 )
@@ -79,16 +83,18 @@ class CachedSource:
         self.source, self._folder = source, folder
         self._share: dict[str, Any] = {"held_out": held_out, "max_bytes": max_bytes}
         self._template, self._states = template, dict[Path, list[int]]()
+        self._files: SourceFiles | None = None
         try:
-            path, _, files = source_files(source)
+            self._files = source_files(source)
         except (ValueError, OSError):
             if recorded is None:
                 raise
             self.digests = dict(recorded)  # the text is gone, the rows may be cached
             return
+        path, _, files = self._files
         self._states = {path: file_state(path) for path in files.values()}
-        record = folder / "files" / f"{json_digest(str(path.resolve()))[:32]}.json"
-        self.digests = file_digests(files, record)
+        name = json_digest([str(path.resolve()), asdict(source)])[:32]
+        self.digests = file_digests(files, folder / "files" / f"{name}.json")
         if recorded is not None and self.digests != recorded:
             raise ValueError(
                 f"The text of {path} is not that of the run: "
@@ -114,7 +120,9 @@ class CachedSource:
 
         Iterating raises a ValueError if a file has changed since its digest was computed.
         """
-        return self._checked(lambda: documents(self.source, template=self._template))
+        return self._checked(
+            lambda: documents(self.source, template=self._template, files=self._files)
+        )
 
     @cached_property
     def split(self) -> Split:
@@ -142,18 +150,29 @@ class CachedSource:
     def lazy(self, part: PartName) -> Documents:
         """The documents of a part; see `documents`."""
         checked = self._checked(lambda: getattr(self.split, part))
-        return Documents(checked.__iter__, lambda: getattr(self.split, part).size())
+
+        def size() -> CorpusSize:
+            with self._explained_by_changes():
+                return getattr(self.split, part).size()
+
+        return Documents(checked.__iter__, size)
 
     def _checked(self, make: Callable[[], Documents]) -> Documents:
         def read() -> Iterator[AnyDocument]:
-            try:
+            with self._explained_by_changes():
                 yield from make()
-            except ValueError:
-                self._check_unchanged()  # which may be the reason of the error
-                raise
             self._check_unchanged()
 
         return Documents(read)
+
+    @contextlib.contextmanager
+    def _explained_by_changes(self) -> Iterator[None]:
+        """Name a file that has changed, if that may be the reason of an error."""
+        try:
+            yield
+        except ValueError:
+            self._check_unchanged()
+            raise
 
     def _check_unchanged(self) -> None:
         for path, state in self._states.items():
@@ -161,7 +180,11 @@ class CachedSource:
 
 
 def cached_tokenizer(
-    config: TokenizerConfig, sources: Sequence[AnySource], folder: Path
+    config: TokenizerConfig,
+    sources: Sequence[AnySource],
+    folder: Path,
+    *,
+    on_train: Callable[[int], None] | None = None,
 ) -> Tokenizer:
     """Build the tokenizer of a configuration; one that is trained is cached.
 
@@ -169,24 +192,27 @@ def cached_tokenizer(
         config: Tokenizer configuration.
         sources: Sources of the training text.
         folder: Folder of caches.
+        on_train: Called before it is trained, with the bytes of text that it is trained on.
 
     Returns:
         The tokenizer.
     """
     parts = [source.lazy("train") for source in sources]
-    texts: Iterable[str]
-    match config:
-        case BPE():
+    if not isinstance(config, BPE | Characters):
+        return build_tokenizer(config, ())
+
+    def train() -> str:
+        num_bytes = sum(corpus_size(part).num_bytes for part in parts)
+        texts: Iterable[str] = (document.text for document in chain.from_iterable(parts))
+        if isinstance(config, BPE):
+            num_bytes = min(num_bytes, config.sample_bytes)
             texts = sample_texts(parts, config.sample_bytes)
-        case Characters():
-            texts = (document.text for document in chain.from_iterable(parts))
-        case _:
-            return build_tokenizer(config, ())
+        if on_train is not None:
+            on_train(num_bytes)
+        return build_tokenizer(config, texts).to_json()
+
     key = [type(config).__name__, asdict(config), *(source.key for source in sources)]
-    saved = cached_json(
-        folder / "tokenizers" / f"{json_digest(key)[:32]}.json",
-        lambda: build_tokenizer(config, texts).to_json(),
-    )
+    saved = cached_json(folder / "tokenizers" / f"{json_digest(key)[:32]}.json", train)
     return tokenizer_from_json(saved)
 
 

@@ -1,5 +1,6 @@
 """Digests of files, which are read again only if their size or time has changed."""
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ def file_digests(files: Mapping[str, Path], record: Path) -> dict[str, str]:
         OSError: A file cannot be read.
         ValueError: A file changed while it was read.
     """
+    newest = time.time_ns() - TIME_RESOLUTION_NS
     known, entries = read_checked_json(record) or {}, {}
     for name, path in files.items():
         state = file_state(path)
@@ -33,18 +35,18 @@ def file_digests(files: Mapping[str, Path], record: Path) -> dict[str, str]:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             check_unchanged(path, state)
-        entries[name] = state, digest
-    newest = time.time_ns() - TIME_RESOLUTION_NS
-    recorded = {name: entry for name, entry in entries.items() if entry[0][1] < newest}
+        entries[name] = [state, digest]
+    recorded = {name: entry for name, entry in entries.items() if max(entry[0][1:3]) < newest}
     if recorded != known:
-        write_checked_json(record, recorded)
+        with contextlib.suppress(OSError):  # a cache that cannot be written can be read
+            write_checked_json(record, recorded)
     return {name: digest for name, (_, digest) in entries.items()}
 
 
 def file_state(path: Path) -> list[int]:
-    """Size and modification time of a file."""
+    """Size, times of the content and of the inode, and number of the inode of a file."""
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def check_unchanged(path: Path, state: list[int]) -> None:

@@ -10,14 +10,15 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxformer.data.checked_files import CheckedFile
-from jaxformer.data.corpus import EMPTY, AnyDocument, CorpusSize, Instruction, corpus_size
+from jaxformer.data.corpus import AnyDocument, CorpusSize, corpus_size
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
-from jaxformer.data.tokenization import tokenize_documents
+from jaxformer.data.tokenization import documents_digest, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import get_field, json_digest, read_json
 
@@ -50,7 +51,7 @@ def pack(
     Parts are stored until all rows are written, so that an interrupted call can continue.
 
     Args:
-        documents: At least one; all or none are instructions. They are read twice; once with `key`.
+        documents: At least one; all or none are instructions. They are read several times.
         tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
         row_length: Inputs of a row.
         folder: Folder of caches; created if missing.
@@ -69,9 +70,8 @@ def pack(
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
-    size = None
     if key is None:
-        key, size = _corpus_digest(documents)
+        key = documents_digest(documents)
     name = json_digest([FORMAT_VERSION, key, tokenizer.to_json(), row_length])[:32]
     final = Path(folder) / name
     if final.exists():
@@ -79,12 +79,15 @@ def pack(
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Cached rows are packed again: {error}", stacklevel=2)
+    size = corpus_size(documents)
+    if not size.num_documents:
+        raise ValueError("There are no documents to pack.")
     return write_packed(
         documents,
         tokenizer,
         row_length=row_length,
         folder=final,
-        size=size or corpus_size(documents),
+        size=size,
         on_progress=on_progress,
     )
 
@@ -118,8 +121,8 @@ def write_packed(
     num_bytes_done = 0
     parts = folder.with_name(f".{folder.name}.parts")
     try:
-        with _atomic_folder(folder) as partial:
-            writer = RowWriter(partial, tokenizer, row_length, keep_whole=size.has_instructions)
+        with _atomic_folder(folder) as temporary:
+            writer = RowWriter(temporary, tokenizer, row_length, keep_whole=size.has_instructions)
             with contextlib.closing(writer):
                 for part in tokenize_documents(documents, tokenizer, parts):
                     writer.add(part)
@@ -127,7 +130,7 @@ def write_packed(
                     if on_progress is not None:
                         on_progress(num_bytes_done, size.num_bytes)
                 digests = writer.finish()
-            rows = _open_written(partial, writer, digests, tokenizer, size, row_length)
+            rows = _open_written(temporary, writer, digests, tokenizer, size, row_length)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -209,12 +212,13 @@ def _open_file(folder: Path, name: str, description: dict[str, Any]) -> CheckedF
     if not digests.is_file() or _file_digest(digests) != sha256:
         raise ValueError(f"{folder} is damaged: {digests.name} does not match its SHA-256.")
 
-    def forget() -> None:
-        """Let the next start pack the rows again."""
-        with contextlib.suppress(OSError):
-            (folder / METADATA).unlink()
+    return CheckedFile(path, dtype, digests.read_bytes(), partial(_forget, folder))
 
-    return CheckedFile(path, dtype, digests.read_bytes(), forget)
+
+def _forget(folder: Path) -> None:
+    """Let the next start pack the rows again."""
+    with contextlib.suppress(OSError):
+        (folder / METADATA).unlink()
 
 
 def _file_digest(path: Path) -> str:
@@ -222,58 +226,40 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _corpus_digest(documents: Iterable[AnyDocument]) -> tuple[str, CorpusSize]:
-    digest, size = hashlib.sha256(), EMPTY
-    for document in documents:
-        data = document.text.encode()
-        size = size.with_document(document, len(data))
-        # The length distinguishes two documents from their concatenation.
-        digest.update(f" {len(data)} ".encode() + data)
-        if isinstance(document, Instruction):
-            span_info = [
-                document.prepend_end_of_text,
-                *((len(text), counts) for text, counts in document.spans),
-            ]
-            digest.update(json.dumps(span_info).encode())
-    if not size.num_documents:
-        raise ValueError("There are no documents to pack.")
-    return digest.hexdigest(), size
-
-
 @contextlib.contextmanager
 def _atomic_folder(final: Path) -> Iterator[Path]:
     """Temporary folder that is renamed to `final` on success and deleted on failure."""
     _delete_abandoned(final)
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-    partial.mkdir(parents=True)
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    temporary.mkdir(parents=True)
     try:
-        with open(partial / LOCK, "w") as lock:
+        with open(temporary / LOCK, "w") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield partial
-            _move_into_place(partial, final)
+            yield temporary
+            _move_into_place(temporary, final)
             (final / LOCK).unlink(missing_ok=True)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _delete_abandoned(final: Path) -> None:
     """Delete the temporary folders of killed writers; a writer that runs has locked its own."""
-    for partial in final.parent.glob(f".{final.name}.*"):
-        with contextlib.suppress(OSError), open(partial / LOCK) as lock:
+    for temporary in final.parent.glob(f".{final.name}.*"):
+        with contextlib.suppress(OSError), open(temporary / LOCK) as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move_into_place(partial: Path, final: Path) -> None:
+def _move_into_place(temporary: Path, final: Path) -> None:
     # A damaged one is moved aside, never emptied in place: by then it may be another's whole one.
-    damaged_folder = final.with_name(f"{partial.name}.damaged")
+    damaged_folder = final.with_name(f"{temporary.name}.damaged")
     try:
         if final.exists() and not _is_intact(final):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(final, damaged_folder)
-        os.rename(partial, final)
+        os.rename(temporary, final)
     except OSError:
         # If it is there now, another process was faster, with the same content.
         if not final.exists():

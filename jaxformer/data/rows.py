@@ -137,7 +137,9 @@ class PackedRows:
 
     def take(self, index: list[int] | np.ndarray) -> "PackedRows":
         """The rows with these indices; totals such as num_bytes stay those of all rows."""
-        return replace(self, row_numbers=self._numbers(index))
+        numbers = self._numbers(index)
+        digest = hashlib.sha256(self.digest.encode() + numbers.tobytes()).hexdigest()
+        return replace(self, row_numbers=numbers, digest=digest)
 
     def check(self) -> None:
         """Check all blocks of the files.
@@ -204,7 +206,12 @@ class PackedRows:
         """Numbers of the rows with these indices."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
-        numbers = np.asarray(index, np.int64)
+        numbers = np.asarray(index)
+        if numbers.dtype == bool:
+            (numbers,) = np.nonzero(numbers)
+        if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+            raise IndexError(f"Rows are indexed by integers or booleans; got {numbers.dtype}.")
+        numbers = numbers.astype(np.int64)
         if np.any(numbers < -len(self)) or np.any(numbers >= len(self)):
             raise IndexError(f"There are {len(self)} rows; got the index {index}.")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)

@@ -19,8 +19,6 @@ from jaxformer.data.corpus import (
     corpus_size,
 )
 
-MAX_PIECE_CHARACTERS = 1 << 20  # of a sample
-
 
 class Split(NamedTuple):
     """Training documents and held-out documents."""
@@ -119,8 +117,8 @@ def _plan(documents: Iterable[AnyDocument], held_out: float, max_bytes: int | No
 def sample_texts(corpora: Sequence[Documents], num_bytes: int) -> Iterator[str]:
     """Yield the texts of several corpora; if they have more bytes, pieces from all of them.
 
-    Texts are cut into pieces of at most `MAX_PIECE_CHARACTERS`; a hash of name and number decides
-    which are in the sample, so it is the same on every machine.
+    Texts are cut into pieces of at most `num_bytes` / 2000 characters; a hash of name and place
+    decides which are in the sample, so it is the same on every machine.
 
     Args:
         corpora: The corpora.
@@ -129,13 +127,15 @@ def sample_texts(corpora: Sequence[Documents], num_bytes: int) -> Iterator[str]:
     Yields:
         Texts, or pieces of them, in the order of the corpora.
     """
-    total = sum(corpus_size(documents).num_bytes for documents in corpora)
-    width = total if total <= num_bytes else max(1, min(MAX_PIECE_CHARACTERS, num_bytes // 100))
-    remaining = num_bytes
+    total, remaining = sum(corpus_size(documents).num_bytes for documents in corpora), num_bytes
+    width, share = total, 1.0
+    if total > num_bytes:
+        # So many pieces that their sum hardly ever exceeds the maximum.
+        width, share = max(1, num_bytes // 2000), 0.9 * num_bytes / total
     for document in chain.from_iterable(corpora):
         for start in range(0, len(document.text), width):
             digest = hashlib.sha256(f"{document.name} {start}".encode()).digest()
-            if int.from_bytes(digest[:8]) * total < num_bytes << 64:
+            if int.from_bytes(digest[:7]) < share * 2**56:
                 piece = document.text[start : start + width]
                 remaining -= len(piece.encode())
                 if remaining >= 0:

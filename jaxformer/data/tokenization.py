@@ -1,6 +1,8 @@
 """Tokenizes documents in parts that are cached on disk, so that an interrupted run continues."""
 
 import contextlib
+import hashlib
+import json
 import os
 import secrets
 import zipfile
@@ -57,11 +59,12 @@ def tokenize_documents(
         OSError: A part cannot be written.
     """
     for number, group in enumerate(_group_documents(documents)):
-        path = folder / f"{number}.npz"
+        # A text may have changed since the part was written.
+        path = folder / f"{number}-{documents_digest(group)[:16]}.npz"
         try:
             with np.load(path) as saved:
                 part = TokenizedPart(**saved)
-        except (OSError, ValueError, zipfile.BadZipFile):
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
             part = _tokenize_group(group, tokenizer)
             # Another process with the same documents may have finished and removed the folder.
             with contextlib.suppress(FileNotFoundError):
@@ -70,6 +73,22 @@ def tokenize_documents(
                 np.savez(partial, **part._asdict())
                 os.replace(partial, path)
         yield part
+
+
+def documents_digest(documents: Iterable[AnyDocument]) -> str:
+    """SHA-256 of all that determines the tokens of documents, in hexadecimal."""
+    digest = hashlib.sha256()
+    for document in documents:
+        data = document.text.encode()
+        # The length distinguishes two documents from their concatenation.
+        digest.update(f" {len(data)} ".encode() + data)
+        if isinstance(document, Instruction):
+            span_info = [
+                document.prepend_end_of_text,
+                *((len(text), counts) for text, counts in document.spans),
+            ]
+            digest.update(json.dumps(span_info).encode())
+    return digest.hexdigest()
 
 
 def tokenize_document(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:

@@ -1,6 +1,7 @@
 """What is made of a corpus is made once, and again only where the content of its files changes."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -15,7 +16,8 @@ OLD = time.time() - 60  # a file that has just changed is digested again
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_digests, "TIME_RESOLUTION_NS", 0)
     folder = tmp_path / "texts"
     folder.mkdir()
     for name, lines in (("a.txt", WORDS[:90]), ("b.txt", WORDS[90:150]), ("c.txt", WORDS[150:])):
@@ -107,13 +109,71 @@ def test_a_text_that_changed_is_read_again(texts, change):
     assert start(texts)[1] != first[1]
 
 
-def test_a_file_that_has_just_changed_is_not_taken_by_its_time(texts):
+def test_a_file_that_has_just_changed_is_not_taken_by_its_time(texts, monkeypatch):
     """It may change again within the resolution of times."""
-    now = time.time()
-    write(texts / "a.txt", "".join(WORDS[:90]), now)
+    now = time.time_ns()
+    for module in (file_digests, corpus_cache):
+        monkeypatch.setattr(module, "file_state", lambda path: [path.stat().st_size, now, 0])
+    monkeypatch.setattr(file_digests, "TIME_RESOLUTION_NS", 10**10)
     first = start(texts)
-    write(texts / "a.txt", "".join(WORDS[:90]).replace("fox", "cat"), now)
+    write(texts / "a.txt", "".join(WORDS[:90]).replace("fox", "cat"))
     assert start(texts)[1] != first[1]
+
+
+def test_another_file_of_the_same_size_and_time_is_another_text(texts):
+    first = start(texts)
+    write(texts / "new", "".join(WORDS[:90]).replace("fox", "cat"))
+    (texts / "new").rename(texts / "a.txt")
+    assert start(texts)[1] != first[1]
+
+
+def test_a_file_that_comes_after_the_digests_is_not_read(texts):
+    source = data.CachedSource(
+        data.TextFiles(path=str(texts)), held_out=0.2, folder=texts.parent / "cache"
+    )
+    write(texts / "d.txt", "new")
+    names = {d.name.partition("[")[0] for part in ("train", "held_out") for d in source.lazy(part)}
+    assert names == {"a.txt", "b.txt", "c.txt"} == source.digests.keys()
+
+
+def test_sources_of_one_folder_have_their_own_records(texts, no_text):
+    write(texts / "n.md", "".join(WORDS))
+    for suffix in (".md", ".txt"):
+        corpus_of_suffix = data.TextFiles(path=str(texts), suffixes=(suffix,))
+        data.CachedSource(corpus_of_suffix, folder=texts.parent / "cache")
+    no_text()
+    for suffix in (".md", ".txt"):
+        corpus_of_suffix = data.TextFiles(path=str(texts), suffixes=(suffix,))
+        data.CachedSource(corpus_of_suffix, folder=texts.parent / "cache")
+
+
+def test_a_cache_that_cannot_be_written_can_be_read(texts, monkeypatch):
+    first = start(texts)
+
+    def refused(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(file_digests, "write_checked_json", refused)
+    monkeypatch.setattr(corpus_cache, "write_checked_json", refused)
+    os.utime(texts / "a.txt")
+    assert start(texts) == first
+
+
+def test_parts_of_a_text_that_changed_are_not_used(texts, monkeypatch):
+    """It changed after it was digested, and was restored after a part of it was tokenized."""
+    monkeypatch.setattr("jaxformer.data.tokenization.CHARACTERS_PER_PART", 500)
+    expected = start(texts, ByteLevel())
+    shutil.rmtree(texts.parent / "cache")
+    text = (texts / "a.txt").read_text()
+    source = data.CachedSource(
+        data.TextFiles(path=str(texts)), held_out=0.2, folder=texts.parent / "cache"
+    )
+    source.split.train.size()
+    write(texts / "a.txt", text.replace("fox", "cat"))
+    with pytest.raises(ValueError, match="a.txt changed while it was read"):
+        source.pack("train", data.ByteTokenizer(), row_length=32)
+    write(texts / "a.txt", text)
+    assert start(texts, ByteLevel()) == expected
 
 
 @pytest.mark.parametrize("options", [{"held_out": 0.3}, {"max_bytes": 99}, {"length": 33}])

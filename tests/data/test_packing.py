@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -163,6 +164,11 @@ def test_rows_are_sequences(pack, documents):
     assert np.array_equal(rows[-1].tokens, rows[len(rows) - 1].tokens)
     with pytest.raises(IndexError, match=rf"There are {len(rows)} rows; got the index {len(rows)}"):
         rows[len(rows)]
+    is_wanted = np.arange(len(rows)) % 5 == 3
+    assert np.array_equal(rows[is_wanted].tokens, rows[np.flatnonzero(is_wanted)].tokens)
+    with pytest.raises(IndexError, match="indexed by integers or booleans; got float64"):
+        rows[1.5]
+    assert np.array_equal(pickle.loads(pickle.dumps(rows))[3].tokens, row.tokens)
     taken = rows.take([4, 2]).take([1])
     assert len(taken) == 1 and np.array_equal(taken[0].segments, rows[2].segments)
 
@@ -316,7 +322,7 @@ def test_a_bit_that_flipped_is_found_where_its_block_is_first_read(
     size = (folder / f"{kind}.bin").stat().st_size
     flip(f"{kind}.bin", size // 2)(folder)
     rows, read = data.open_packed(folder), []
-    message = rf"{kind}\.bin does not match its SHA-256 in bytes (\d+) to (\d+); run the same"
+    message = rf"{kind}\.bin does not match its SHA-256 in bytes (\d+) to (\d+); the next start"
     with pytest.raises(ValueError, match=message) as error:
         for row in range(len(rows)):
             rows[row], rows.loss_mask_at(row)
@@ -447,7 +453,8 @@ def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, mo
     assert only_parts_are_left(tmp_path) and 0 < len("".join(encoded)) < len(texts)
     again = encoded.pop(0) if damaged else ""
     if damaged:
-        flip("0.npz", 300)(next((tmp_path / "cache").glob(".*.parts")))
+        (part,) = (tmp_path / "cache").glob(".*.parts/0-*.npz")
+        flip(part.name, 300)(part.parent)
     ends = None
     assert pack(documents, tokenizer=Ending()).digest == expected
     assert sorted("".join(encoded)) == sorted(texts) and again in encoded + [""]
@@ -473,7 +480,7 @@ def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
     assert run("kill").returncode == -9
     left, parts = sorted(tmp_path.iterdir(), key=lambda path: path.name.endswith(".parts"))
     assert left.name.startswith(".") and (left / "metadata.json").exists()
-    assert [path.name for path in parts.iterdir()] == ["0.npz"]
+    assert [path.name.partition("-")[0] for path in parts.iterdir()] == ["0"]
     after = run("finish")
     assert after.returncode == 0 and after.stdout == b"3\n"
     (final,) = tmp_path.iterdir()  # what the killed one left is deleted
@@ -557,3 +564,5 @@ def test_nothing_to_pack_is_refused(pack, documents):
         pack(documents, row_length=0)
     with pytest.raises(ValueError, match="There are no documents to pack"):
         pack([])
+    with pytest.raises(ValueError, match="There are no documents to pack"):
+        data.pack([], data.ByteTokenizer(), row_length=3, folder="nowhere", key="x")

@@ -180,6 +180,7 @@ def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
     for output, message in (
         (Path(""), r"output must name a file; '\.' is a folder"),
         (tmp_path / "no" / "x.json", "the folder .*no does not exist"),
+        (folder.parent / "x.jsonl", r"output .*x\.jsonl is the file that is read; name another"),
     ):
         with pytest.raises(ValueError, match=message):
             run(folder, text="x.jsonl", output=output)
