@@ -206,7 +206,12 @@ def train_run(
         optimizer = make_optimizer(run.optimizer, run.planned_steps, metadata)
         batches = train_data.batch_of_each_shape(start_step)
         update = compile_train_step(run, setup, optimizer, batches)
-        state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
+        # Python ends with a segmentation fault if it ends while a device computes the state.
+        with defer_signals() as signals:
+            state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
+            jax.block_until_ready(state)
+            if signals.should_stop(start_step):
+                raise signals.to_error()
         write_run_files(run, setup.local_folder, train_data, start_step)
         with open_recorder(
             run, setup, train_data, checkpoints, description, start_step

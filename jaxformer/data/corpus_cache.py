@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus import (
@@ -32,6 +32,7 @@ from jaxformer.json_files import json_digest, read_checked_json, write_checked_j
 PartName = Literal["train", "held_out"]
 
 
+@runtime_checkable
 class AnySource(Protocol):
     """Protocol of sources: their key, and the documents of their parts."""
 

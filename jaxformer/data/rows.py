@@ -181,7 +181,7 @@ class PackedRows:
         last = self.first_input + self.num_inputs
         begin, end = np.searchsorted(self.starts, (self.first_input, last))
         places = np.union1d(self.starts[begin:end], self.first_input)
-        for first, stop in zip(places, np.append(places[1:], last), strict=True):
+        for first, stop in zip(places.tolist(), [*places[1:].tolist(), last], strict=True):
             ids = _windows(self.tokens, np.array([first]), stop - first + 1)[0].astype(np.int32)
             yield ids[ids != self.end_of_text]
 

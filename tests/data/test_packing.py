@@ -167,7 +167,7 @@ def test_rows_are_sequences(pack, documents):
     is_wanted = np.arange(len(rows)) % 5 == 3
     assert np.array_equal(rows[is_wanted].tokens, rows[np.flatnonzero(is_wanted)].tokens)
     with pytest.raises(IndexError, match="indexed by integers or booleans; got float64"):
-        rows[1.5]
+        rows[np.array([1.5])]
     assert np.array_equal(pickle.loads(pickle.dumps(rows))[3].tokens, row.tokens)
     taken = rows.take([4, 2]).take([1])
     assert len(taken) == 1 and np.array_equal(taken[0].segments, rows[2].segments)
