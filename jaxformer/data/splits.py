@@ -4,7 +4,7 @@ import hashlib
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -38,8 +38,8 @@ def split(
     matter, and a larger fraction holds out the same text and more.
 
     Args:
-        documents: Documents with unique names. They are read when a part is first iterated over,
-            and again by each iteration.
+        documents: Documents with unique names. They are read once here, and again by each iteration
+            over a part.
         held_out: Fraction of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
         max_bytes: Maximum number of bytes to hold out; None is no limit.
 
@@ -48,22 +48,21 @@ def split(
         ``name[:n]`` and ``name[n:]``, where n is a number of characters.
 
     Raises:
-        ValueError: The fraction is out of range; or, when a part is first iterated over, two
-            documents have the same name, or a part is empty.
+        ValueError: The fraction is out of range, two documents have the same name, or a part would
+            be empty.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
-    plan = cache(partial(_plan, documents, held_out, max_bytes))
+    plan = _plan(documents, held_out, max_bytes)
 
     def part(which: int) -> Iterator[AnyDocument]:
-        held_out_bytes = plan().held_out_bytes.tolist()
-        for document, end in zip(documents, held_out_bytes, strict=True):
+        for document, end in zip(documents, plan.held_out_bytes.tolist(), strict=True):
             half = _split_document(document, num_held_out_bytes=end)[which]
             if half.text:
                 yield half
 
     def size(which: int) -> CorpusSize:
-        return plan().sizes[which]
+        return plan.sizes[which]
 
     return Split(*(Documents(partial(part, i), partial(size, i)) for i in (0, 1)))
 

@@ -241,7 +241,7 @@ def test_a_split_with_an_empty_part_is_refused():
         "held_out=0.001 of 9 documents with 63 bytes leaves 63 bytes for training and 0 held out"
     )
     with pytest.raises(ValueError, match=error):
-        split(named(9), held_out=0.001)
+        data.split(named(9), held_out=0.001)  # before a part is read
     with pytest.raises(ValueError, match="leaves 0 bytes for training and 63 held out"):
         split(named(9), held_out=0.999)
     with pytest.raises(ValueError, match="of 0 documents with 0 bytes leaves 0 bytes"):

@@ -138,13 +138,15 @@ def test_a_file_that_comes_after_the_digests_is_not_read(texts):
 
 def test_sources_of_one_folder_have_their_own_records(texts, no_text):
     write(texts / "n.md", "".join(WORDS))
-    for suffix in (".md", ".txt"):
-        corpus_of_suffix = data.TextFiles(path=str(texts), suffixes=(suffix,))
-        data.CachedSource(corpus_of_suffix, folder=texts.parent / "cache")
-    no_text()
-    for suffix in (".md", ".txt"):
-        corpus_of_suffix = data.TextFiles(path=str(texts), suffixes=(suffix,))
-        data.CachedSource(corpus_of_suffix, folder=texts.parent / "cache")
+    sources = [data.TextFiles(path=str(texts), suffixes=(suffix,)) for suffix in (".md", ".txt")]
+
+    def digests():
+        cache = texts.parent / "cache"
+        return [data.CachedSource(source, folder=cache).digests for source in sources]
+
+    first = digests()
+    no_text()  # so no file is digested again
+    assert digests() == first and [len(each) for each in first] == [1, 3]
 
 
 def test_a_cache_that_cannot_be_written_can_be_read(texts, monkeypatch):
