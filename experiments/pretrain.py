@@ -17,7 +17,6 @@ run at a time can use a folder.
 
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -56,6 +55,7 @@ from experiments.training.trainer import (
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
+from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.generation import Sample, generate
 from jaxformer.json_files import checked_json, read_checked_json
 from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
@@ -68,7 +68,6 @@ from jaxformer.training.schedules import Cosine
 
 CORPUS_FILE = "corpus.json"  # SHA-256 of the files of the text
 PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "held-out data"}
-PROGRESS_SECONDS = 10  # between progress lines of tokenization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,18 +188,6 @@ RUNS = {
         optimizer=muon_config(warmup_steps=200),
     ),
 }
-
-
-class TokenizationProgress:
-    """Prints tokenization progress every few seconds."""
-
-    def __init__(self) -> None:
-        self._printed_at = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._printed_at > PROGRESS_SECONDS:
-            self._printed_at = time.monotonic()
-            print(f"  tokenized {done / total:.0%} of {format_count(total)} bytes", flush=True)
 
 
 class PackedCorpus(NamedTuple):
@@ -347,9 +334,10 @@ def prepare_source(
     """Tokenize and pack the training part and the held-out part of one source."""
     if source.source is not run.corpus:
         print(f"  {source.source}", flush=True)
-    packed, progress = [], TokenizationProgress()
+    packed = []
     for part, name in PARTS.items():
         try:
+            progress = TokenizationProgress()
             rows = source.pack(part, tokenizer, row_length=run.length, on_progress=progress)
             packed.append(rows)
         except ValueError as error:

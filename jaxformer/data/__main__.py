@@ -10,7 +10,6 @@ with its part; the parts are one corpus.
 
 import argparse
 import re
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from jaxformer.config import from_python
 from jaxformer.data.corpus import CorpusSize, Documents, StandardLibrary, TextFiles
 from jaxformer.data.corpus_cache import CachedSource, cached_tokenizer
 from jaxformer.data.packing import open_packed, write_packed
+from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.data.tokenized_source import part_name
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer
 from jaxformer.errors import readable_errors
 from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
 
-PROGRESS_SECONDS = 10
 IDENTITY_FILE = "corpus.json"  # of the text and the tokenizer
 
 
@@ -49,15 +48,15 @@ def main(arguments: list[str] | None = None) -> None:
         )
 
 
-def parse_option(text: str, of_path: Any, *others: type) -> Any:
-    """An option written as Python, or a path, which stands for `of_path`.
+def parse_option(text: str, path_option: Any, *options: type) -> Any:
+    """An option written as Python, or a path, which stands for `path_option`.
 
     Raises:
         ValueError: The text is neither.
     """
     if not re.match(r"\w+\(", text):
-        return of_path(path=text)
-    return from_python(text, {kind.__name__: kind for kind in (of_path, *others)})
+        return path_option(path=text)
+    return from_python(text, {kind.__name__: kind for kind in (path_option, *options)})
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -117,30 +116,12 @@ def tokenize(corpus: Any, tokenizer: Any, output: Path, number: int = 1, count: 
     if not size.num_documents:
         raise ValueError(f"Part {number} of {count} has no document; use fewer parts.")
     rows = write_packed(
-        documents, built, row_length=1, folder=folder, size=size, on_progress=ProgressPrinter()
+        documents, built, row_length=1, folder=folder, size=size, on_progress=TokenizationProgress()
     )
     print(
         f"{folder}: {rows.num_targets:,} tokens, {rows.num_documents:,} documents, "
         f"{rows.num_bytes:,} bytes of text."
     )
-
-
-class ProgressPrinter:
-    """Prints the share, the rate and the time left every few seconds."""
-
-    def __init__(self) -> None:
-        self._started_at = self._printed_at = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._printed_at >= PROGRESS_SECONDS:
-            self._printed_at = now
-            rate = done / (now - self._started_at)
-            print(
-                f"  tokenized {done / total:.0%} of {total:,} bytes, {rate / 1e6:.1f} MB/s, "
-                f"{(total - done) / rate / 60:.1f} min left",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,25 @@ from jaxformer.data.corpus import AnyDocument, Document, Instruction
 from jaxformer.data.tokenizers import BPETokenizer, Tokenizer, special_ids
 
 CHARACTERS_PER_PART = 1 << 22
+PROGRESS_SECONDS = 10  # between progress lines
+
+
+class TokenizationProgress:
+    """Prints the share, the rate and the time left every few seconds."""
+
+    def __init__(self) -> None:
+        self._started_at = self._printed_at = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._printed_at > PROGRESS_SECONDS:
+            self._printed_at = now
+            rate = done / (now - self._started_at)
+            print(
+                f"  tokenized {done / total:.0%} of {total:,} bytes, {rate / 1e6:.1f} MB/s, "
+                f"{(total - done) / rate / 60:.1f} min left",
+                flush=True,
+            )
 
 
 class TokenizedPart(NamedTuple):
