@@ -21,8 +21,8 @@ PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 FOLDERS = {"jaxformer", "experiments", "tests", "notebooks"}
 FILES = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
-# Not part of the project; .gitignore names each of them.
-PRODUCTS = {"runs", "build", "dist", "__pycache__"}
+# What programs and README's commands write; .gitignore names each of them.
+PRODUCTS = {"runs", "build", "dist", "__pycache__", "exported", "mine", "my-llama"}
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
