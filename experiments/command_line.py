@@ -21,7 +21,7 @@ import tyro
 from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
-from jaxformer.data import Packed, PretrainedTokenizer, max_vocab_size
+from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, max_vocab_size
 from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
@@ -98,9 +98,11 @@ def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
     """
     old, new = (getattr(x, "tokenizer", None) for x in (default, run))
     corpus = getattr(run, "corpus", None)
-    if isinstance(corpus, Packed) and old == new and Path(corpus.path, "tokenizer.json").exists():
-        new = PretrainedTokenizer(path=corpus.path)
-        run = dataclasses.replace(run, tokenizer=new)
+    if isinstance(corpus, Packed) and old == new:
+        folder = fetch_tokenizer(corpus, run.cache)
+        if (folder / "tokenizer.json").exists():
+            new = PretrainedTokenizer(path=str(folder))
+            run = dataclasses.replace(run, tokenizer=new)
     if keeps_vocabulary or old == new or new is None or run.init is not None:
         return run
     if (size := max_vocab_size(new)) is None:

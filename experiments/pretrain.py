@@ -66,7 +66,7 @@ from jaxformer.training.optimizers import Muon, OptimizerConfig
 from jaxformer.training.progress import Progress, format_count, sanitize_text
 from jaxformer.training.schedules import Cosine
 
-CORPUS_FILE = "corpus.json"  # SHA-256 of the files of the text
+CORPUS_FILE = "corpus.json"  # digests of the files of the text
 PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "held-out data"}
 
 
@@ -84,6 +84,8 @@ class Pretrain(RunConfig):
         epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
             read at least this often. None means --steps.
         cache: Folder for tokenized text.
+        buffer_gb: Maximum number of gigabytes in `cache` of a corpus in a store, such as
+            hf://datasets/NAME, which is tokenized while the model is trained.
         evaluate_rows: Held-out rows of an evaluation during training; the final one uses all rows.
         prompt: Prompt of the sample that is printed at the end.
         sample_tokens: Length of the sample in tokens; None is no sample.
@@ -99,6 +101,7 @@ class Pretrain(RunConfig):
     steps: int = 600
     epochs: float | None = None
     cache: Path = Path("runs/cache")
+    buffer_gb: float = 20.0
     evaluate_every: int = 100
     evaluate_rows: int = 64
     prompt: str = "def "
@@ -109,6 +112,8 @@ class Pretrain(RunConfig):
         check_uses(self, needs={"prompt": "sample_tokens"})
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
+        if not 0 <= self.buffer_gb < math.inf:
+            raise ValueError(f"buffer_gb must be finite and not negative; got {self.buffer_gb}.")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
         longest = self.model.max_length
@@ -198,7 +203,7 @@ class PackedCorpus(NamedTuple):
     stop: tuple[int, ...]  # tokens that end a text
     train: data.AnyRows
     held_out: data.AnyRows
-    sources: tuple[data.CachedSource | data.TokenizedSource, ...]
+    sources: tuple[data.AnySource, ...]
     cache: Path  # folder of the packed rows
 
     @property
@@ -253,6 +258,11 @@ def with_epochs_as_steps(run: Pretrain, rows: data.AnyRows) -> Pretrain:
     """Replace epochs, if there are any, by the equivalent number of steps."""
     if run.epochs is None:
         return run
+    if rows.epoch is None:
+        raise ValueError(
+            f"--epochs {run.epochs:g} needs the number of rows, which a corpus of a store has only "
+            "when all of it is tokenized; pass --steps."
+        )
     # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
     steps = math.ceil(Fraction(str(run.epochs)) * rows.epoch / run.batch_size)
     print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
@@ -276,9 +286,9 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     template, recorded = chat_template(run), None
     if resumes_from is not None:
         recorded = read_checked_json(resumes_from / CORPUS_FILE)
-    digests = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
+    records = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
-        open_source(run, part, template, x) for part, x in zip(parts, digests, strict=True)
+        open_source(run, part, template, x) for part, x in zip(parts, records, strict=True)
     )
     if template is None and has_instructions(run.corpus):
         print(
@@ -306,18 +316,36 @@ def open_source(
     run: Pretrain,
     source: data.Source,
     template: data.ChatTemplate | None,
-    recorded: Mapping[str, str] | None,
-) -> data.CachedSource | data.TokenizedSource:
+    recorded: Mapping[str, Any] | None,
+) -> data.AnySource:
     """Open a source of the corpus; no text is read that has been read before."""
     share: Any = dict(held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded)
-    if not isinstance(source, data.Packed):
+    if isinstance(source, data.StandardLibrary) or not data.is_store(source.path):
+        if isinstance(source, data.Packed):
+            tokenizer = tokenizer_of_packed(run, source)
+            return data.TokenizedSource(source, tokenizer, folder=run.cache, **share)
         return data.CachedSource(source, folder=run.cache, template=template, **share)
+    share |= dict(folder=run.cache, seed=run.seed, buffer_bytes=round(run.buffer_gb * 1e9))
+    stream: data.StreamedSource | data.StreamedTokens
+    if isinstance(source, data.Packed):
+        stream = data.StreamedTokens(source, tokenizer_of_packed(run, source), **share)
+    else:
+        stream = data.StreamedSource(source, template=template, **share)
+    print(
+        f"  {len(stream.names)} files of {format_count(stream.num_bytes)} bytes are read while the "
+        f"model is trained; held-out text is of {stream.first}",
+        flush=True,
+    )
+    return stream
+
+
+def tokenizer_of_packed(run: Pretrain, source: data.Packed) -> data.Tokenizer:
+    """Tokenizer of a corpus that is tokenized."""
     if isinstance(run.tokenizer, data.BPE | data.Characters):
         raise ValueError(
             f"The text of {source} is tokenized; pass its tokenizer: --tokenizer FILE_OR_FOLDER."
         )
-    tokenizer = data.build_tokenizer(run.tokenizer, ())
-    return data.TokenizedSource(source, tokenizer, folder=run.cache, **share)
+    return data.build_tokenizer(run.tokenizer, ())
 
 
 def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
@@ -329,7 +357,7 @@ def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
 
 
 def prepare_source(
-    run: Pretrain, source: data.CachedSource | data.TokenizedSource, tokenizer: data.Tokenizer
+    run: Pretrain, source: data.AnySource, tokenizer: data.Tokenizer
 ) -> tuple[data.AnyRows, data.AnyRows]:
     """Tokenize and pack the training part and the held-out part of one source."""
     if source.source is not run.corpus:
@@ -345,6 +373,8 @@ def prepare_source(
     train, held_out = packed
     answers_only = isinstance(source.source, data.Instructions)
     for rows, name in zip(packed, PARTS.values(), strict=True):
+        if isinstance(rows, data.StreamedRows):
+            continue
         if rows.num_targets < run.length and not answers_only:
             raise ValueError(
                 f"held_out={run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
@@ -387,16 +417,17 @@ class LanguageModelingData(TrainData):
         return {"data": {name: part.digest for name, part in rows.items()}}
 
     def files(self) -> dict[str, str]:
-        """Digests of the files of the text, with which a resumed run compares them."""
-        digests = [source.digests for source in self._corpus.sources]
-        return {CORPUS_FILE: checked_json(digests)}
+        """Records of the sources, with which a resumed run compares them."""
+        return {CORPUS_FILE: checked_json([source.record for source in self._corpus.sources])}
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
     ) -> Evaluation:
         """Bits per byte of an even sample of the held-out rows; after the last step, of all."""
         last, rows, train = step == self._run.steps, self._corpus.held_out, self._corpus.train
-        sampled, num_rows = rows, self._run.evaluate_rows
+        assert not isinstance(rows, data.StreamedRows)  # held-out text is bounded
+        sampled: data.AnyRows = rows
+        num_rows = self._run.evaluate_rows
         if not last and num_rows < len(rows):
             sampled = rows.take(np.linspace(0, len(rows) - 1, num_rows).astype(int))
         nats, tokens = evaluate_rows(

@@ -6,7 +6,7 @@ from types import ModuleType
 # Modules by the extra that installs them: `pip install 'jaxformer[NAME]'`.
 MODULES_BY_EXTRA = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
-    "hub": ("huggingface_hub",),
+    "hub": ("huggingface_hub", "fsspec"),
     "data": ("pyarrow",),
     "eval": ("lm_eval",),
     "plots": ("matplotlib", "treescope"),

@@ -254,6 +254,7 @@ class Recorder(NamedTuple):
 
     def save(self, step: int, state: train_step.TrainState, loss: float | None) -> None:
         """Save a checkpoint, and upload the small files of a run in an object store."""
+        write_data_files(self.folder, self.train_data)
         self.checkpoints.save(step, state, self.description, loss=loss)
         if parallel.is_primary_process() and self.run.output is not None:
             stores.upload(self.run.output)
@@ -442,13 +443,19 @@ def write_run_files(run: RunConfig, folder: Path, train_data: TrainData, start_s
     if not parallel.is_primary_process():
         return
     tokenizer = train_data.tokenizer
-    for name, content in train_data.files().items():
-        (folder / name).write_text(content, encoding="utf-8")
+    write_data_files(folder, train_data)
     if start_step == 0:
         write_beginning(run, tokenizer, folder)
     elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged
         tokenizer.save(folder)
     (folder / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
+
+
+def write_data_files(folder: Path, train_data: TrainData) -> None:
+    """Write the files of the data, such as the records of its sources."""
+    if parallel.is_primary_process():
+        for name, content in train_data.files().items():
+            (folder / name).write_text(content, encoding="utf-8")
 
 
 def make_writers(

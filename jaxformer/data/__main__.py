@@ -2,6 +2,7 @@
 
 python -m jaxformer.data my/texts --tokenizer 'BPE(vocab_size=32768)' --output tokens
 python -m jaxformer.data my/texts --tokenizer path/to/folder --output tokens --part 3/8
+python -m jaxformer.data 'hf://datasets/NAME/*.parquet' --tokenizer FOLDER --output gs://bucket/tokens
 python -m experiments.pretrain small --corpus 'Packed(path="tokens")'
 
 Killed and started again, it goes on where it was. Several processes or hosts share the work, each
@@ -10,17 +11,21 @@ with its part; the parts are one corpus.
 
 import argparse
 import re
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from jaxformer.config import from_python
-from jaxformer.data.corpus import CorpusSize, Documents, StandardLibrary, TextFiles
+from jaxformer.data.corpus import Documents, StandardLibrary, TextFiles, corpus_size
 from jaxformer.data.corpus_cache import CachedSource, cached_tokenizer
-from jaxformer.data.packing import open_packed, write_packed
+from jaxformer.data.packing import METADATA, open_packed, write_packed
+from jaxformer.data.stores import fetch_files, is_store, store_has, upload
+from jaxformer.data.streamed_source import StreamedSource
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.data.tokenized_source import part_name
-from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer
+from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
+from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer, Tokenizer
 from jaxformer.errors import readable_errors
 from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
 
@@ -34,9 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("corpus", help="file, folder, or TextFiles(path=..., field=...)")
+    parser.add_argument("corpus", help="file, folder, address, or TextFiles(path=..., field=...)")
     parser.add_argument("--tokenizer", required=True, help="file, folder, or BPE(vocab_size=...)")
-    parser.add_argument("--output", required=True, type=Path, help="folder of the tokens")
+    parser.add_argument("--output", required=True, help="folder of the tokens, or gs://...")
     parser.add_argument("--part", default="1/1", help="the part of this process, such as 3/8")
     options = parser.parse_args(arguments)
     with readable_errors():
@@ -71,56 +76,108 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def tokenize(corpus: Any, tokenizer: Any, output: Path, number: int = 1, count: int = 1) -> None:
+def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: int = 1) -> None:
     """Tokenize one part of a corpus into a folder.
 
-    Every document with an index of `number` - 1 modulo `count` belongs to the part.
+    Every document with an index of `number` - 1 modulo `count` belongs to the part; of a corpus in
+    a store every file, each of which becomes a part.
 
     Args:
         corpus: `TextFiles` or `StandardLibrary`.
         tokenizer: Tokenizer configuration.
-        output: Folder of the tokens.
+        output: Folder of the tokens, or an address in a store.
         number: Number of the part, from 1.
         count: Number of parts.
 
     Raises:
-        ValueError: The folder has another text or tokenizer, or the part has no document.
+        ValueError: The folder has another text or tokenizer, the part has no document, or a store
+            cannot be read or written.
         OSError: The disk is full.
     """
-    source = CachedSource(corpus, folder=output / ".cache")
+    folder = Path(output)
+    if is_store(output):
+        folder = Path("runs/cache/tokens", json_digest(output)[:32])
+        fetch_files(output, (IDENTITY_FILE, *TOKENIZER_FILES), folder)
+    source: CachedSource | StreamedSource
+    if isinstance(corpus, TextFiles) and is_store(corpus.path):
+        source = StreamedSource(corpus, folder=folder / ".cache")
+        names, num_parts = list(source.names), len(source.names)
+        parts = {i + 1: source.documents(name) for i, name in enumerate(names)}
+        parts = dict(list(parts.items())[number - 1 :: count])
+        text_key = json_digest([source.shard_key(name) for name in names])
+    else:
+        source, num_parts = CachedSource(corpus, folder=folder / ".cache"), count
+        documents, text_key = source.documents, source.text_key
+        parts = {number: Documents(lambda: islice(iter(documents), number - 1, None, count))}
     built = cached_tokenizer(
         tokenizer,
         [source],
-        output / ".cache",
+        folder / ".cache",
         on_train=lambda size: print(f"  training the tokenizer on {size:,} bytes", flush=True),
     )
-    identity = {"text": source.text_key, "tokenizer": json_digest(built.to_json()), "parts": count}
-    known = read_checked_json(output / IDENTITY_FILE)
+    write_identity(folder, output, text_key, built, num_parts)
+    for part, part_documents in parts.items():
+        tokenize_part(part_documents, built, folder, output, part_name(part, num_parts))
+
+
+def write_identity(
+    folder: Path, output: str, text_key: str, tokenizer: Tokenizer, num_parts: int
+) -> None:
+    """Save the tokenizer and what the parts are made of, or compare with what is there.
+
+    Raises:
+        ValueError: The folder has another text or tokenizer.
+    """
+    digest = json_digest(tokenizer.to_json())
+    identity = {"text": text_key, "tokenizer": digest, "parts": num_parts}
+    known = read_checked_json(folder / IDENTITY_FILE)
     if known is None:
-        built.save(output)
-        write_checked_json(output / IDENTITY_FILE, identity)
+        tokenizer.save(folder)
+        write_checked_json(folder / IDENTITY_FILE, identity)
+        if is_store(output):
+            names = (*TOKENIZER_FILES, IDENTITY_FILE)
+            upload([folder / name for name in names if (folder / name).exists()], output)
     elif changed := [name for name in identity if identity[name] != known.get(name)]:
         raise ValueError(
             f"{output} has another {' and another '.join(changed)}; pass another --output, or "
             "remove it."
         )
-    folder = output / part_name(number, count)
-    if folder.exists():
-        rows = open_packed(folder)
-        print(f"{folder} is complete: {rows.num_targets:,} tokens.")
+
+
+def tokenize_part(
+    documents: Documents, tokenizer: Tokenizer, folder: Path, output: str, name: str
+) -> None:
+    """Tokenize a part, unless it is complete; in a store it is complete when it has its metadata.
+
+    Raises:
+        ValueError: It has no document.
+    """
+    metadata = f"{output}/{name}/{METADATA}"
+    if store_has(metadata) if is_store(output) else Path(metadata).exists():
+        print(f"{output}/{name} is complete.")
         return
-    documents = Documents(lambda: islice(iter(source.documents), number - 1, None, count))
-    size = CorpusSize(0, False, 0)
-    for document in documents:
-        size = size.with_document(document, len(document.text.encode()))
-    if not size.num_documents:
-        raise ValueError(f"Part {number} of {count} has no document; use fewer parts.")
-    rows = write_packed(
-        documents, built, row_length=1, folder=folder, size=size, on_progress=TokenizationProgress()
-    )
+    if (folder / name).exists():
+        rows = open_packed(folder / name)
+    else:
+        size = corpus_size(documents)
+        if not size.num_documents:
+            raise ValueError(f"{output}/{name} has no document; use fewer parts.")
+        rows = write_packed(
+            documents,
+            tokenizer,
+            row_length=1,
+            folder=folder / name,
+            size=size,
+            on_progress=TokenizationProgress(),
+        )
+    if is_store(output):
+        files = sorted((folder / name).iterdir(), key=lambda path: path.name == METADATA)
+        upload(files, f"{output}/{name}")
+        shutil.rmtree(folder / name)
     print(
-        f"{folder}: {rows.num_targets:,} tokens, {rows.num_documents:,} documents, "
-        f"{rows.num_bytes:,} bytes of text."
+        f"{output}/{name}: {rows.num_targets:,} tokens, {rows.num_documents:,} documents, "
+        f"{rows.num_bytes:,} bytes of text.",
+        flush=True,
     )
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from jaxformer.data.rows import AnyRows, MixedRows
+from jaxformer.data.mixed_rows import AnyRows, MixedRows
+from jaxformer.data.streamed_rows import StreamedRows
 from jaxformer.extras import import_extra
 
 
@@ -53,7 +54,7 @@ class Batches:
             rows: Rows to draw from.
             batch_size: Rows of a global batch.
             seed: Random seed, from 0 to ``2**32 - 1``.
-            shuffle: Whether to shuffle every epoch.
+            shuffle: Whether to shuffle every epoch. `StreamedRows` have an order of their own.
             local_rows: Rows of each global batch to return, for one of several processes.
 
         Raises:
@@ -69,8 +70,10 @@ class Batches:
         )
         datasets, offset = [], 0
         for part in parts:
-            indices = grain.MapDataset.source(range(offset, offset + len(part))).seed(seed)
-            datasets.append((indices.shuffle() if shuffle else indices).repeat())
+            indices = grain.MapDataset.range(offset, offset + len(part)).seed(seed)
+            if not isinstance(part, StreamedRows):  # which has an order of its own
+                indices = (indices.shuffle() if shuffle else indices).repeat()
+            datasets.append(indices)
             offset += len(part)
         mixed = grain.MapDataset.mix(datasets, weights) if len(datasets) > 1 else datasets[0]
         self._indices = mixed.batch(batch_size)

@@ -20,6 +20,7 @@ from jaxformer.data.records import (
     read_records,
     read_text,
 )
+from jaxformer.data.stores import is_store
 
 # Tests are data and fragments; installed packages are not part of the library.
 LIBRARY_EXCLUDES = frozenset(
@@ -49,8 +50,11 @@ class TextFiles:
     are decompressed, byte order marks removed. A folder is read recursively, without hidden files
     and folders and links to folders; it may be a folder that the library datasets saved.
 
+    An address of a store, such as ``hf://datasets/NAME/data/*.parquet``, ``gs://bucket/folder`` or
+    ``s3://bucket/folder``, is read file by file, by `StreamedSource`.
+
     Attributes:
-        path: File or folder.
+        path: File or folder, or the address of a file, a folder or a pattern in a store.
         suffixes: Suffixes of the files of a folder that are read, also with ``.gz`` or ``.zst``;
             ``.json`` files only if their first record has the field.
         field: Key or column of the text in each record.
@@ -73,7 +77,7 @@ class Instructions:
     with the tokenizer's chat template. Without one, the text is prompt, answer and end of text.
 
     Attributes:
-        path: File of records, as in `TextFiles`, or a folder of such files.
+        path: File of records, as in `TextFiles`, a folder of such files, or an address in a store.
         prompt: Key of the prompt.
         answer: Key of the answer.
         messages: Key of the conversation, in records that have one.
@@ -230,6 +234,19 @@ class SourceFiles(NamedTuple):
     files: dict[str, Path]
 
 
+def source_keys(source: TextFiles | Instructions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Suffixes of the files of a source, and the keys of its records.
+
+    Raises:
+        ValueError: The path is empty.
+    """
+    if not source.path:
+        raise ValueError("The path of a corpus must name a file or folder; got ''.")
+    if isinstance(source, TextFiles):
+        return source.suffixes, (source.field,)
+    return RECORD_SUFFIXES, (source.prompt, source.answer, source.messages)
+
+
 def source_files(source: TextSource) -> SourceFiles:
     """List the files of a source.
 
@@ -246,13 +263,13 @@ def source_files(source: TextSource) -> SourceFiles:
             # Not the build record.
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
         case TextFiles() | Instructions():
-            if not source.path:
-                raise ValueError("The path of a corpus must name a file or folder; got ''.")
+            suffixes, keys = source_keys(source)
+            if is_store(source.path):
+                raise ValueError(
+                    f"{source.path} is an address in a store; pass it to "
+                    "jaxformer.data.StreamedSource or experiments.pretrain, or copy its files."
+                )
             path = Path(source.path)
-            if isinstance(source, TextFiles):
-                suffixes, keys = source.suffixes, (source.field,)
-            else:
-                suffixes, keys = RECORD_SUFFIXES, (source.prompt, source.answer, source.messages)
             files = corpus_files(path, suffixes, keys)
     if not files:
         raise ValueError(

@@ -14,6 +14,7 @@ from jaxformer.data.corpus import (
     CorpusSize,
     Document,
     Documents,
+    Source,
     SourceFiles,
     TextSource,
     corpus_size,
@@ -21,6 +22,7 @@ from jaxformer.data.corpus import (
     source_files,
 )
 from jaxformer.data.file_digests import check_unchanged, file_digests, file_state
+from jaxformer.data.mixed_rows import AnyRows
 from jaxformer.data.packing import FORMAT_VERSION, pack
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.splits import Split, gzip_bits_per_byte, sample_texts, split
@@ -34,7 +36,17 @@ PartName = Literal["train", "held_out"]
 
 @runtime_checkable
 class AnySource(Protocol):
-    """Protocol of sources: their key, and the documents of their parts."""
+    """Protocol of opened sources: `CachedSource`, `StreamedSource` and `TokenizedSource`."""
+
+    @property
+    def source(self) -> Source:
+        """The source."""
+        ...
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What a run saves of it; the next start passes it as `recorded`."""
+        ...
 
     @property
     def key(self) -> str:
@@ -43,6 +55,17 @@ class AnySource(Protocol):
 
     def lazy(self, part: PartName) -> Documents:
         """The documents of a part, listed when they are first iterated over."""
+        ...
+
+    def pack(
+        self,
+        part: PartName,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> AnyRows:
+        """The rows of a part; see `pack`."""
         ...
 
 
@@ -54,7 +77,7 @@ class CachedSource:
 
     Attributes:
         source: The source.
-        digests: SHA-256 of each file, by its relative path.
+        record: SHA-256 of each file, by its relative path.
     """
 
     def __init__(
@@ -75,7 +98,7 @@ class CachedSource:
             held_out: Fraction of the text to hold out, as in `split`.
             max_bytes: Maximum number of bytes to hold out, as in `split`.
             template: Chat template, for instructions.
-            recorded: The digests that the files had when a run began.
+            recorded: The `record` of an earlier start.
 
         Raises:
             ValueError: The source has no file, or one has changed since the run began.
@@ -90,16 +113,16 @@ class CachedSource:
         except (ValueError, OSError):
             if recorded is None:
                 raise
-            self.digests = dict(recorded)  # the text is gone, the rows may be cached
+            self.record = dict(recorded)  # the text is gone, the rows may be cached
             return
         path, _, files = self._files
         self._states = {path: file_state(path) for path in files.values()}
         name = json_digest([str(path.resolve()), asdict(source)])[:32]
-        self.digests = file_digests(files, folder / "files" / f"{name}.json")
-        if recorded is not None and self.digests != recorded:
+        self.record = file_digests(files, folder / "files" / f"{name}.json")
+        if recorded is not None and self.record != recorded:
             raise ValueError(
                 f"The text of {path} is not that of the run: "
-                f"{_differences(recorded, self.digests)}. Restore it, or start a new run."
+                f"{describe_differences(recorded, self.record)}. Restore it, or start a new run."
             )
 
     @cached_property
@@ -108,7 +131,7 @@ class CachedSource:
         options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
         template = None if self._template is None else self._template.key
         kind = type(self.source).__name__
-        return json_digest([FORMAT_VERSION, kind, options, template, sorted(self.digests.items())])
+        return json_digest([FORMAT_VERSION, kind, options, template, sorted(self.record.items())])
 
     @cached_property
     def key(self) -> str:
@@ -247,7 +270,7 @@ def cached_json(path: Path, make: Callable[[], Any]) -> Any:
     return content
 
 
-def _differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+def describe_differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """The first files that differ, and how."""
     words = {name: "is missing" for name in old.keys() - new.keys()}
     words |= {name: "is new" for name in new.keys() - old.keys()}

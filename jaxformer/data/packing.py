@@ -5,7 +5,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,19 +17,14 @@ from jaxformer.data.checked_files import CheckedFile
 from jaxformer.data.corpus import AnyDocument, CorpusSize, corpus_size
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
+from jaxformer.data.temporary_folders import LOCK, temporary_folder
 from jaxformer.data.tokenization import documents_digest, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import get_field, json_digest, read_json
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
 # Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 6
 METADATA = "metadata.json"
-LOCK = "lock"  # in a folder that is being written
 
 
 def pack(
@@ -229,27 +223,10 @@ def _file_digest(path: Path) -> str:
 @contextlib.contextmanager
 def _atomic_folder(final: Path) -> Iterator[Path]:
     """Temporary folder that is renamed to `final` on success and deleted on failure."""
-    _delete_abandoned(final)
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-    temporary.mkdir(parents=True)
-    try:
-        with open(temporary / LOCK, "w") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield temporary
-            _move_into_place(temporary, final)
-            (final / LOCK).unlink(missing_ok=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _delete_abandoned(final: Path) -> None:
-    """Delete the temporary folders of killed writers; a writer that runs has locked its own."""
-    for temporary in final.parent.glob(f".{final.name}.*"):
-        with contextlib.suppress(OSError), open(temporary / LOCK) as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(temporary, ignore_errors=True)
+    with temporary_folder(final) as temporary:
+        yield temporary
+        _move_into_place(temporary, final)
+        (final / LOCK).unlink(missing_ok=True)
 
 
 def _move_into_place(temporary: Path, final: Path) -> None:

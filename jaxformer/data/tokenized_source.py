@@ -1,7 +1,7 @@
 """Corpora that are already tokenized, by ``python -m jaxformer.data`` or another program."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,9 @@ import numpy as np
 from jaxformer.data.corpus import AnyDocument, Document, Documents, Packed
 from jaxformer.data.corpus_cache import PartName, cached_json
 from jaxformer.data.file_digests import file_digests
+from jaxformer.data.mixed_rows import AnyRows, ConcatenatedRows
 from jaxformer.data.packing import open_packed
-from jaxformer.data.rows import AnyRows, ConcatenatedRows, PackedRows
+from jaxformer.data.rows import PackedRows
 from jaxformer.data.token_files import (
     TokenFile,
     convert_parquet,
@@ -24,6 +25,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import json_digest
 
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
+TOKEN_SUFFIXES = (".bin", ".parquet")  # of other programs
 BYTES_PER_TOKEN = 4  # about; limits what is held out
 
 
@@ -32,7 +34,7 @@ class TokenizedSource:
 
     Attributes:
         source: The source.
-        digests: Digest of each part, by its name.
+        record: Digest of each part, by its name.
         key: Digest of all that determines the rows of both parts.
     """
 
@@ -54,7 +56,7 @@ class TokenizedSource:
             folder: Folder of caches.
             held_out: Fraction of the tokens to hold out: the last ones.
             max_bytes: Maximum number of bytes to hold out, at about 4 a token; None is no limit.
-            recorded: The digests when a run began.
+            recorded: The `record` of an earlier start.
 
         Raises:
             ValueError: A part is missing, incomplete, damaged or of another tokenizer, or is not
@@ -76,13 +78,13 @@ class TokenizedSource:
                     f"{name} was tokenized by another tokenizer; pass the one with which "
                     f"{source.path} was written, and no other part."
                 )
-        self.digests = {name: part.digest for name, part in self._parts.items()}
-        if recorded is not None and self.digests != recorded:
+        self.record = {name: part.digest for name, part in self._parts.items()}
+        if recorded is not None and self.record != recorded:
             raise ValueError(
                 f"The tokens of {source.path} are not those of the run. Restore them, or start a "
                 "new run."
             )
-        self.key = json_digest([held_out, max_bytes, self.digests])
+        self.key = json_digest([held_out, max_bytes, self.record])
 
     def pack(
         self,
@@ -111,6 +113,12 @@ class TokenizedSource:
             bytes_per_token = self._bytes_per_token()
             parts = [replace(x, num_bytes=round(bytes_per_token * x.num_targets)) for x in parts]
         return parts[0] if len(parts) == 1 else ConcatenatedRows(tuple(parts))
+
+    @property
+    def rows(self) -> PackedRows:
+        """All rows of a corpus of one part."""
+        (rows,) = self._parts.values()
+        return rows
 
     def _bytes_per_token(self) -> float:
         """Bytes per token of the held-out text, which is decoded once."""
@@ -160,7 +168,7 @@ def token_files(path: Path) -> list[Path]:
     """Token files of another program: a file, or those of a folder; none if it has other files."""
     if path.is_file():
         return [path]
-    return sorted(file for file in path.glob("*") if file.suffix in (".bin", ".parquet"))
+    return sorted(file for file in path.glob("*") if file.suffix in TOKEN_SUFFIXES)
 
 
 def _open_files(
@@ -188,26 +196,32 @@ def part_folders(folder: Path) -> list[Path]:
     Raises:
         ValueError: There is none, or one of them is missing.
     """
-    names = {
-        path.name: match
-        for path in folder.glob("part-*")
-        if (match := PART_NAME.fullmatch(path.name))
-    }
+    names = [path.name for path in folder.glob("part-*") if PART_NAME.fullmatch(path.name)]
     if not names:
         raise ValueError(
             f"{folder} has no tokenized text; write it by python -m jaxformer.data CORPUS "
             f"--tokenizer TOKENIZER --output {folder}."
         )
-    counts = {int(match[2]) for match in names.values()}
+    return [folder / name for name in sorted_parts(names, folder)]
+
+
+def sorted_parts(names: Iterable[str], where: str | Path) -> list[str]:
+    """Names of parts in order.
+
+    Raises:
+        ValueError: One is missing, or they are parts of several corpora.
+    """
+    names = set(names)
+    counts = {int(name.rpartition("-")[2]) for name in names}
     if len(counts) > 1:
         raise ValueError(
-            f"{folder} has parts of {' and of '.join(map(str, sorted(counts)))}; remove one kind."
+            f"{where} has parts of {' and of '.join(map(str, sorted(counts)))}; remove one kind."
         )
     (count,) = counts
-    paths = [folder / part_name(number, count) for number in range(1, count + 1)]
-    if missing := [path.name for path in paths if path.name not in names]:
-        raise ValueError(f"{folder} lacks {', '.join(missing[:8])}; tokenize them first.")
-    return paths
+    expected = [part_name(number, count) for number in range(1, count + 1)]
+    if missing := [name for name in expected if name not in names]:
+        raise ValueError(f"{where} lacks {', '.join(missing[:8])}; tokenize them first.")
+    return expected
 
 
 def part_name(number: int, count: int) -> str:

@@ -22,6 +22,7 @@ from jaxformer.extras import import_extra
 from jaxformer.json_files import get_field, parse_json_object, read_json
 
 CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", CONFIG)
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 # Used if the files of a tokenizer have no eos_token: the first of these that it has.

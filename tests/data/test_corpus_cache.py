@@ -133,7 +133,7 @@ def test_a_file_that_comes_after_the_digests_is_not_read(texts):
     )
     write(texts / "d.txt", "new")
     names = {d.name.partition("[")[0] for part in ("train", "held_out") for d in source.lazy(part)}
-    assert names == {"a.txt", "b.txt", "c.txt"} == source.digests.keys()
+    assert names == {"a.txt", "b.txt", "c.txt"} == source.record.keys()
 
 
 def test_sources_of_one_folder_have_their_own_records(texts, no_text):
@@ -142,7 +142,7 @@ def test_sources_of_one_folder_have_their_own_records(texts, no_text):
 
     def digests():
         cache = texts.parent / "cache"
-        return [data.CachedSource(source, folder=cache).digests for source in sources]
+        return [data.CachedSource(source, folder=cache).record for source in sources]
 
     first = digests()
     no_text()  # so no file is digested again
@@ -189,17 +189,17 @@ def test_a_run_goes_on_without_its_text(texts, no_text):
     first = start(texts)
     texts.rename(texts.with_name("gone"))
     no_text()
-    assert start(texts, recorded=source.digests) == first
+    assert start(texts, recorded=source.record) == first
     with pytest.raises(ValueError, match="texts does not exist"):
         start(texts)
     with pytest.raises(ValueError, match="texts does not exist"):
-        start(texts, length=99, recorded=source.digests)
+        start(texts, length=99, recorded=source.record)
 
 
 def test_a_run_whose_text_changed_is_told_which_files(texts):
     cache = texts.parent / "cache"
     corpus = data.TextFiles(path=str(texts))
-    before = data.CachedSource(corpus, held_out=0.2, folder=cache).digests
+    before = data.CachedSource(corpus, held_out=0.2, folder=cache).record
     write(texts / "a.txt", "other")
     (texts / "b.txt").unlink()
     write(texts / "d.txt", "new")

@@ -126,7 +126,7 @@ def test_what_is_complete_is_left_alone(capsys, monkeypatch):
     monkeypatch.setattr("jaxformer.data.corpus._read_documents", None)
     capsys.readouterr()
     tokenize()
-    assert capsys.readouterr().out.startswith("tokens/part-1-of-1 is complete: ")
+    assert capsys.readouterr().out.startswith("tokens/part-1-of-1 is complete.")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_complete_is_left_alone(capsys, monkeypatch):
         (("--part", "0/1"), "counted from 1; got '0/1'"),
         (("--part", "x"), "got 'x'"),
         (("--part", "1/3"), "tokens has another parts"),
-        (dict(output="new", corpus="one.txt"), "Part 2 of 2 has no document; use fewer parts"),
+        (dict(output="new", corpus="one.txt"), "new/part-2-of-2 has no document; use fewer"),
     ],
     ids=str,
 )
@@ -204,11 +204,11 @@ def test_one_document_is_cut(texts):
 def test_a_run_is_told_that_its_tokens_changed():
     tokenize()
     source = opened_source()
-    assert opened_source(recorded=source.digests).key == source.key
+    assert opened_source(recorded=source.record).key == source.key
     shutil.rmtree("tokens")
     tokenize(tokenizer="ByteLevel()")
     with pytest.raises(ValueError, match="tokens are not those of the run. Restore them, or"):
-        opened_source(recorded=source.digests)
+        opened_source(recorded=source.record)
 
 
 # Files of other programs, written as their own documents say

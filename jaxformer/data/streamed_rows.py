@@ -1,0 +1,177 @@
+"""Rows of shards that are tokenized while a run trains."""
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from jaxformer.data.rows import PackedRow, PackedRows
+
+MAX_ROWS = 1 << 40  # of all epochs
+SHARDS_AHEAD = 1  # shards that are opened before they are read
+
+
+class ShardSize(NamedTuple):
+    """Numbers of rows, documents, bytes and targets of a shard; see `PackedRows`."""
+
+    num_rows: int
+    num_documents: int
+    num_bytes: int
+    num_targets: int
+
+
+class StreamedRows:
+    """Rows of shards, numbered in the order in which a run reads them.
+
+    An epoch has every shard once in a random order, and a shard every row once in a random order;
+    epochs follow one another. The order depends on the seed and the shards alone, so that row ``i``
+    is the same in every process and after every start. The next shard is opened in the background.
+
+    Attributes:
+        sizes: Sizes of the shards that have been opened, by name.
+        digest: SHA-256 of all that determines a batch.
+        row_length: Inputs of a row.
+        end_of_text: The token that fills the last row of a shard.
+        bos_token_id: Token that replaces the end of text before a document, or None.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        open_shard: Callable[[str], PackedRows],
+        *,
+        seed: int,
+        sizes: dict[str, ShardSize],
+        digest: str,
+        row_length: int,
+        end_of_text: int,
+        bos_token_id: int | None,
+    ):
+        """Set up the stream; no shard is opened.
+
+        Args:
+            names: Names of the shards.
+            open_shard: Opens a shard; called in a thread.
+            seed: Random seed of the order.
+            sizes: Sizes that are known from an earlier start. With them, a start opens only the
+                shards that it reads.
+            digest: SHA-256 of shards, tokenizer and seed.
+            row_length: Inputs of a row.
+            end_of_text: End of text of the tokenizer.
+            bos_token_id: As in `PackedRows`.
+        """
+        self._names, self._open_shard, self._seed = tuple(names), open_shard, seed
+        self.sizes, self.row_length, self.end_of_text = sizes, row_length, end_of_text
+        self.bos_token_id = bos_token_id
+        self.digest = hashlib.sha256(f"{digest} {seed}".encode()).hexdigest()
+        self._thread: threading.Thread | None = None  # the last one
+        self._shards = dict[int, Future[PackedRows]]()  # by their number in the stream
+        self._ends = list[int]()  # of the shards in the stream, in rows
+
+    @property
+    def epoch(self) -> None:
+        """None: the number of rows is not known before all shards are tokenized."""
+        return None
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents of the shards opened so far."""
+        return sum(size.num_documents for size in self.sizes.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the text with loss of the shards opened so far."""
+        return sum(size.num_bytes for size in self.sizes.values())
+
+    @property
+    def num_targets(self) -> int:
+        """Number of targets with loss of the shards opened so far."""
+        return sum(size.num_targets for size in self.sizes.values())
+
+    def __len__(self) -> int:
+        return MAX_ROWS
+
+    def __getitem__(self, index: Sequence[int] | np.ndarray) -> PackedRow:
+        rows = [shard[numbers] for shard, numbers in self._locate(index)]
+        order = self._order(index)
+        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
+
+    def loss_mask_at(self, index: Sequence[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
+        """Loss mask of the rows with these indices."""
+        masks = [shard.loss_mask_at(numbers) for shard, numbers in self._locate(index)]
+        return np.concatenate(masks)[self._order(index)]
+
+    def _locate(self, index: Sequence[int] | np.ndarray) -> list[tuple[PackedRows, np.ndarray]]:
+        """(shard, row numbers in it) for each shard of the rows, in the order of the stream."""
+        positions = np.sort(np.asarray(index, np.int64), kind="stable")
+        while positions.size and (not self._ends or self._ends[-1] <= positions[-1]):
+            end = self._ends[-1] if self._ends else 0
+            self._ends.append(end + self._size(len(self._ends)).num_rows)
+        places = np.searchsorted(self._ends, positions, side="right")
+        located = []
+        for place in np.unique(places).tolist():
+            begin = self._ends[place - 1] if place else 0
+            epoch, name = self._epoch_and_name(place)
+            order = permutation(self._ends[place] - begin, self._seed, epoch, name)
+            located.append((self._shard(place), order[positions[places == place] - begin]))
+        for place in [place for place in self._shards if place < places[0]]:
+            del self._shards[place]
+        return located
+
+    @staticmethod
+    def _order(index: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Order that restores the index from sorted positions."""
+        return np.argsort(np.argsort(np.asarray(index), kind="stable"), kind="stable")
+
+    def _epoch_and_name(self, place: int) -> tuple[int, str]:
+        epoch, number = divmod(place, len(self._names))
+        return epoch, self._names[permutation(len(self._names), self._seed, epoch)[number]]
+
+    def _size(self, place: int) -> ShardSize:
+        _, name = self._epoch_and_name(place)
+        if name not in self.sizes:
+            rows = self._shard(place)
+            self.sizes[name] = ShardSize(
+                len(rows), rows.num_documents, rows.num_bytes, rows.num_targets
+            )
+        return self.sizes[name]
+
+    def _shard(self, place: int) -> PackedRows:
+        for number in range(place, place + 1 + SHARDS_AHEAD):
+            if number not in self._shards:
+                _, name = self._epoch_and_name(number)
+                self._shards[number] = self._open_in_thread(name)
+        try:
+            return self._shards[place].result()
+        except Exception:
+            del self._shards[place]
+            raise
+
+    def _open_in_thread(self, name: str) -> Future[PackedRows]:
+        """Open a shard when those before it are open; the end of the process ends the thread."""
+        future, previous = Future[PackedRows](), self._thread
+
+        def run() -> None:
+            if previous is not None:
+                previous.join()
+            try:
+                future.set_result(self._open_shard(name))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        return future
+
+
+@functools.lru_cache(maxsize=8)
+def permutation(count: int, *key: object) -> Int64[np.ndarray, " N"]:
+    """Random order of `count` items; the same for a key on every machine."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    bits = np.random.Philox(key=np.frombuffer(digest[:16], "<u8"))
+    return np.argsort(bits.random_raw(count), kind="stable")

@@ -1,0 +1,442 @@
+"""Corpora in stores, which are read file by file while a run trains."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jaxformer.data.chat_templates import ChatTemplate
+from jaxformer.data.corpus import (
+    AnyDocument,
+    CorpusSize,
+    Documents,
+    Instructions,
+    Packed,
+    SourceFiles,
+    TextFiles,
+    documents,
+    source_keys,
+)
+from jaxformer.data.corpus_cache import PartName, describe_differences
+from jaxformer.data.mixed_rows import AnyRows
+from jaxformer.data.packing import FORMAT_VERSION, METADATA, pack
+from jaxformer.data.rows import PackedRows
+from jaxformer.data.splits import Split, split
+from jaxformer.data.stores import StoreFile, download, fetch_files, is_store, list_store
+from jaxformer.data.streamed_rows import ShardSize, StreamedRows
+from jaxformer.data.temporary_folders import temporary_folder
+from jaxformer.data.tokenized_source import (
+    PART_NAME,
+    TOKEN_SUFFIXES,
+    TokenizedSource,
+    part_name,
+    sorted_parts,
+)
+from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
+from jaxformer.data.tokenizers import Tokenizer, bos_token_id
+from jaxformer.json_files import json_digest
+
+
+class ShardedSource:
+    """The shards of a corpus in a store, of which a bounded number is on the disk.
+
+    Attributes:
+        source: The source.
+        names: Names of the shards.
+        first: Name of the shard with the held-out text.
+        num_bytes: Bytes of all files, compressed ones as they are.
+    """
+
+    def __init__(
+        self,
+        source: TextFiles | Instructions | Packed,
+        shards: Mapping[str, list[StoreFile]],
+        *,
+        folder: Path,
+        seed: int = 0,
+        held_out: float = 0.05,
+        max_bytes: int | None = None,
+        recorded: Mapping[str, Any] | None = None,
+        buffer_bytes: int = 20_000_000_000,
+    ):
+        """Compare the shards with those of an earlier start.
+
+        Args:
+            source: The source.
+            shards: Files of each shard.
+            folder: Folder of caches.
+            seed: Random seed of the order of shards and rows.
+            held_out: Fraction of the text to hold out: of the size of all files, but at most half
+                of the shard that it is taken of.
+            max_bytes: Maximum number of bytes to hold out.
+            recorded: The `record` of an earlier start.
+            buffer_bytes: Maximum number of bytes of tokenized shards on the disk, besides the two
+                that are in use.
+
+        Raises:
+            ValueError: A file has changed since the run began.
+        """
+        self._files, self._seed = shards, seed
+        self.source: Any = source  # of the types that a subclass takes
+        self._folder, self._buffer_bytes = folder.absolute(), buffer_bytes
+        self.names = tuple(shards)
+        self._versions = {
+            name: files[0].version if len(files) == 1 else json_digest([x.version for x in files])
+            for name, files in shards.items()
+        }
+        known = recorded or {"files": self._versions, "sizes": {}}
+        if self._versions != known["files"]:
+            raise ValueError(
+                f"The text of {source.path} is not that of the run: "
+                f"{describe_differences(known['files'], self._versions)}. Restore it, or start a "
+                "new run."
+            )
+        self._sizes = {name: ShardSize(*size) for name, size in known["sizes"].items()}
+        self.num_bytes = sum(file.size or 0 for files in shards.values() for file in files)
+        self.first = min(self.names, key=lambda name: hashlib.sha256(name.encode()).digest())
+        share = max(held_out, min(0.5, held_out * len(self.names)))
+        self._share: dict[str, Any] = {"held_out": share, "max_bytes": max_bytes}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Version of each shard, and the sizes of those that have been read."""
+        return {"files": self._versions, "sizes": dict(self._sizes)}
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of all that determines the held-out text and that of the tokenizer."""
+        return json_digest([self.shard_key(self.first), self._share])
+
+    def shard_key(self, name: str) -> str:
+        """Digest of all that determines the text of a shard."""
+        options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
+        kind = type(self.source).__name__
+        return json_digest([FORMAT_VERSION, kind, options, name, self._versions[name]])
+
+    def _stream(
+        self, tokenizer: Tokenizer, row_length: int, open_shard: Callable[[str], PackedRows]
+    ) -> StreamedRows:
+        keys = [self.shard_key(name) for name in self.names]
+        return StreamedRows(
+            self.names,
+            open_shard,
+            seed=self._seed,
+            sizes=self._sizes,
+            digest=json_digest([self.key, keys, tokenizer.to_json(), row_length]),
+            row_length=row_length,
+            end_of_text=tokenizer.end_of_text,
+            bos_token_id=bos_token_id(tokenizer),
+        )
+
+    def _shard_folder(self, key: str) -> Path:
+        """Folder of a shard in the buffer."""
+        return self._folder / "shards" / json_digest(key)[:32]
+
+    def _delete_oldest(self, newest: Path) -> None:
+        """Delete shards that exceed the buffer, the oldest first, but not the last two."""
+        os.utime(newest)
+        shards = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        sizes = [sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in shards]
+        excess = sum(sizes) - self._buffer_bytes
+        for path, size in list(zip(shards, sizes, strict=True))[:-2]:
+            # One with a hidden folder is being written by another process.
+            if excess > 0 and not any(path.glob(".*")):
+                shutil.rmtree(path, ignore_errors=True)
+                excess -= size
+
+
+class StreamedSource(ShardedSource):
+    """A text in a store, such as ``hf://datasets/NAME``; like `CachedSource`.
+
+    A file at a time is downloaded, tokenized and deleted, in the background of a run, so the disk
+    has one file of text and a bounded number of tokenized files. Held-out text, and the text that
+    a tokenizer is trained on, are of one file, which a hash of the names chooses.
+    """
+
+    def __init__(
+        self,
+        source: TextFiles | Instructions,
+        *,
+        template: ChatTemplate | None = None,
+        **options: Any,
+    ):
+        """List the files.
+
+        Args:
+            source: The source.
+            template: Chat template, for instructions.
+            **options: Folder of caches and others, see `ShardedSource`.
+
+        Raises:
+            ValueError: There is no file, one has changed since the run began, or the store cannot
+                be read.
+            ImportError: The filesystem of this store is not installed.
+        """
+        suffixes, self._keys = source_keys(source)
+        files = list_store(source.path, suffixes)
+        super().__init__(source, {name: [file] for name, file in files.items()}, **options)
+        self._template = template
+        self._lock, self._first_file = threading.Lock(), list[Path]()
+        self._closing = contextlib.ExitStack()
+        weakref.finalize(self, self._closing.close)
+
+    def shard_key(self, name: str) -> str:
+        """Digest of all that determines the documents of a file."""
+        key = super().shard_key(name)
+        return key if self._template is None else json_digest([key, self._template.key])
+
+    @cached_property
+    def split(self) -> Split:
+        """Training and held-out documents of the file with the held-out text."""
+        return split(self.documents(self.first), **self._share)
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of `split`; the file is read when they are iterated over."""
+
+        def read() -> Iterator[AnyDocument]:
+            yield from getattr(self.split, part)
+
+        return Documents(read, lambda: getattr(self.split, part).size())
+
+    def pack(
+        self,
+        part: PartName,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> AnyRows:
+        """The rows of a part: a stream for training, packed rows of the held-out text.
+
+        Args:
+            part: The part.
+            tokenizer: Tokenizer.
+            row_length: Inputs of a row.
+            on_progress: As in `pack`, for the held-out text.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: A text cannot be read or encoded; for the stream when it is read.
+        """
+        if part == "train":
+            return self._stream(tokenizer, row_length, partial(self._open, tokenizer, row_length))
+        return pack(
+            self.lazy(part),
+            tokenizer,
+            row_length=row_length,
+            folder=self._folder,
+            key=f"{self.key} {part}",
+            on_progress=on_progress,
+        )
+
+    def documents(self, name: str) -> Documents:
+        """The documents of a file, which is downloaded when they are iterated over."""
+        (file,) = self._files[name]
+
+        def read() -> Iterator[AnyDocument]:
+            with self._local_file(name, file) as path:
+                files = SourceFiles(path, self._keys, {name: path})
+                try:
+                    for document in documents(self.source, template=self._template, files=files):
+                        check_main_thread()
+                        yield document
+                except ValueError as error:
+                    raise ValueError(str(error).replace(str(path), file.url)) from error
+
+        size = CorpusSize(1, isinstance(self.source, Instructions), file.size or 0)
+        return Documents(read, None if name == self.first else lambda: size)
+
+    def _open(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
+        """Tokenize a file, or open its rows; of the first one without the held-out text."""
+        if name == self.first:
+            key, texts = f"{self.key} train", self.lazy("train")
+        else:
+            key, texts = self.shard_key(name), self.documents(name)
+        folder = self._shard_folder(key)
+        rows = pack(texts, tokenizer, row_length=row_length, folder=folder, key=key)
+        self._delete_oldest(folder)
+        return rows
+
+    @contextlib.contextmanager
+    def _local_file(self, name: str, file: StoreFile) -> Iterator[Path]:
+        """Download a file and delete it at the end; the first one at the end of the process."""
+        if name != self.first:
+            with self._download(file) as path:
+                yield path
+            return
+        with self._lock:
+            if not self._first_file:
+                self._first_file.append(self._closing.enter_context(self._download(file)))
+        yield self._first_file[0]
+
+    @contextlib.contextmanager
+    def _download(self, file: StoreFile) -> Iterator[Path]:
+        with temporary_folder(self._folder / "download") as folder:
+            path = folder / PurePosixPath(file.name).name
+            download(file, path, check_main_thread)
+            yield path
+
+
+class StreamedTokens(ShardedSource):
+    """A tokenized corpus in a store; like `TokenizedSource`.
+
+    Its parts, or the files of another program, are downloaded one after another in the background
+    of a run. The last documents of one of them, which a hash of the names chooses, are held out.
+    """
+
+    def __init__(self, source: Packed, tokenizer: Tokenizer, **options: Any):
+        """List the shards.
+
+        Args:
+            source: The source.
+            tokenizer: The tokenizer of the text.
+            **options: Folder of caches and others, see `ShardedSource`.
+
+        Raises:
+            ValueError: There is no shard, one is missing or has changed since the run began, or the
+                store cannot be read.
+            ImportError: The filesystem of this store is not installed.
+        """
+        super().__init__(source, list_token_shards(source.path), **options)
+        self._tokenizer = tokenizer
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part of the shard with the held-out text, decoded."""
+
+        def read() -> Iterator[AnyDocument]:
+            yield from self._open(self.first).lazy(part)
+
+        return Documents(read)
+
+    def pack(
+        self,
+        part: PartName,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> AnyRows:
+        """The rows of a part: a stream for training, packed rows of the held-out tokens.
+
+        Args:
+            part: The part.
+            tokenizer: The tokenizer of the text.
+            row_length: Inputs of a row.
+            on_progress: Not called.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: A shard is damaged or of another tokenizer; for the stream when it is read.
+        """
+        if part == "held_out":
+            return self._open(self.first).pack(part, tokenizer, row_length=row_length)
+
+        def open_rows(name: str) -> PackedRows:
+            shard = self._open(name)
+            if name != self.first:
+                return replace(shard.rows, row_length=row_length)
+            rows = shard.pack(part, tokenizer, row_length=row_length)
+            assert isinstance(rows, PackedRows)  # of one part
+            return rows
+
+        return self._stream(tokenizer, row_length, open_rows)
+
+    def _open(self, name: str) -> TokenizedSource:
+        """Download a shard, unless it is in the buffer."""
+        folder = self._shard_folder(self.shard_key(name))
+        final = folder / "tokens"
+        if not final.exists():
+            with temporary_folder(final) as temporary:
+                for file in self._files[name]:
+                    path = temporary / _local_name(file.name)
+                    path.parent.mkdir(exist_ok=True)
+                    download(file, path, check_main_thread)
+                with contextlib.suppress(OSError):  # another process was faster
+                    os.rename(temporary, final)
+        self._delete_oldest(folder)
+        try:
+            return TokenizedSource(
+                replace(self.source, path=str(final)),
+                self._tokenizer,
+                folder=self._folder,
+                **self._share,
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.source.path}, {name}: {error}") from error
+
+
+def fetch_tokenizer(source: Packed, cache: Path) -> Path:
+    """Folder of the tokenizer of a tokenized corpus; of one in a store, a copy in the cache.
+
+    Args:
+        source: The source.
+        cache: Folder of caches.
+
+    Returns:
+        The folder. Tokens of other programs have no ``tokenizer.json`` in it.
+
+    Raises:
+        ValueError: The store cannot be reached.
+        ImportError: The filesystem of this store is not installed.
+    """
+    if not is_store(source.path):
+        return Path(source.path)
+    folder = cache / "tokenizers" / json_digest(source.path)[:32]
+    return fetch_files(source.path, TOKENIZER_FILES, folder)
+
+
+def list_token_shards(url: str) -> dict[str, list[StoreFile]]:
+    """List the shards of a tokenized corpus: parts, or files of another program with their index.
+
+    Args:
+        url: Address of a folder, a file or a pattern.
+
+    Returns:
+        Files of each shard, by its name.
+
+    Raises:
+        ValueError: There is none, or a part is missing.
+    """
+    files = list_store(url)
+    paths = {PurePosixPath(name): file for name, file in files.items()}
+    parts = {path.parent for path in paths if path.name == METADATA}
+    if parts:
+        by_name = {part.name: part for part in parts}
+        return {
+            name: [file for path, file in paths.items() if path.parent == by_name[name]]
+            for name in sorted_parts(by_name, url)
+        }
+    shards = {
+        str(path): [file, *filter(None, [paths.get(path.with_suffix(".idx"))])]
+        for path, file in paths.items()
+        if path.suffix in TOKEN_SUFFIXES
+    }
+    if not shards:
+        raise ValueError(
+            f"{url} has no tokenized text: neither parts that python -m jaxformer.data wrote nor "
+            f"{' or '.join(TOKEN_SUFFIXES)} files."
+        )
+    return shards
+
+
+def _local_name(name: str) -> str:
+    """Name of a file of a shard in the folder of the shard, of which it is the only part."""
+    path = PurePosixPath(name)
+    return f"{part_name(1, 1)}/{path.name}" if PART_NAME.fullmatch(path.parent.name) else path.name
+
+
+def check_main_thread() -> None:
+    """Raise if the process ends, so that its end does not wait for a thread that reads shards."""
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("The process ends.")

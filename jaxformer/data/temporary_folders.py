@@ -1,0 +1,38 @@
+"""Temporary folders that a killed process leaves and the next one deletes."""
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"  # in a folder that is in use
+
+
+@contextlib.contextmanager
+def temporary_folder(final: Path) -> Iterator[Path]:
+    """Folder beside `final`, which is deleted at the end, as are those of killed processes."""
+    _delete_abandoned(final)
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    temporary.mkdir(parents=True)
+    try:
+        with open(temporary / LOCK, "w") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _delete_abandoned(final: Path) -> None:
+    """Delete the folders of killed processes; one that runs has locked its folder."""
+    for temporary in final.parent.glob(f".{final.name}.*"):
+        with contextlib.suppress(OSError), open(temporary / LOCK) as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,73 @@
+"""A run whose text is on a hub that fails, stalls and cuts connections, and that is killed."""
+
+import json
+import signal
+
+import pytest
+
+from jaxformer.training.metrics import read_json_lines
+from tests.data.hub_server import NAME, HubServer
+from tests.experiments.processes import TIMEOUT_SECONDS, start_python
+
+FILES = {
+    f"data/{shard}.jsonl": "".join(
+        json.dumps({"text": f"{shard}.{i}: the fox jumps over {i * i} lazy dogs"}) + "\n"
+        for i in range(30)
+    ).encode()
+    for shard in range(6)
+}
+FLAGS = [
+    *("-m", "experiments.pretrain", "tiny", "--tokenizer", "ByteLevel()"),
+    *("--corpus", f"TextFiles(path='hf://datasets/{NAME}/data')", "--length", "16"),
+    *("--model.model-dim", "16", "--model.num-layers", "1", "--model.vocab-size", "257"),
+    *("--steps", "120", "--batch-size", "8", "--save-every", "10", "--evaluate-every", "50"),
+    *("--log-every", "1", "--sample-tokens", "None", "--no-tensorboard", "--scan"),
+    *("--buffer-gb", "0", "--cache", "cache", "--resume-or-begin", "--output"),
+]
+
+
+@pytest.fixture
+def hub():
+    server = HubServer(FILES)
+    yield server
+    server.close()
+
+
+def start(place, hub, output):
+    return start_python(place, *FLAGS, output, HF_ENDPOINT=hub.url, HF_HUB_DOWNLOAD_TIMEOUT="1")
+
+
+def figures(folder):
+    """Lines of metrics, without times."""
+    lines = read_json_lines(folder / "metrics.jsonl")
+    return [
+        {k: x for k, x in line.items() if k not in ("time", "tokens_per_second")} for line in lines
+    ]
+
+
+@pytest.mark.slow
+def test_killed_beside_a_failing_hub_it_reads_the_same_text(hub, tmp_path):
+    whole = start(tmp_path, hub, "whole")
+    _, errors = whole.communicate(timeout=TIMEOUT_SECONDS)
+    assert whole.returncode == 0, errors
+    downloads = hub.num_downloads
+    assert downloads > 12  # two epochs and more of six files
+    hub.faults = [503, None, "cut", "stall"] * 5
+    kills = 0
+    for moment in (1, 3, 4, 6, 5, 9, 7, 99):
+        process = start(tmp_path, hub, "killed")
+        hub.at_download(hub.num_downloads + moment, process.kill)
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        kills += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL), errors
+    assert process.returncode == 0 and kills >= 4
+    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_away_ends_the_run_in_one_sentence(hub, tmp_path):
+    hub.files = {}
+    process = start(tmp_path, hub, "away")
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert f"hf://datasets/{NAME}/data cannot be reached: " in errors
