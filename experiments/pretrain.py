@@ -379,7 +379,7 @@ def prepare_source(
             raise ValueError(
                 f"held_out={run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
                 f"{rows.num_targets} tokens of {name}, less than one row of {run.length} tokens; "
-                "use more text, another --held-out or a smaller --length."
+                "use more text, another --held-out or --held-out-bytes, or a smaller --length."
             )
         counted = " of answers" if answers_only else ""
         print(

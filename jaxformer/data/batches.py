@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from jaxformer.data.mixed_rows import AnyRows, MixedRows
-from jaxformer.data.streamed_rows import StreamedRows
+from jaxformer.data.streamed_rows import MAX_ROWS, StreamedRows
 from jaxformer.extras import import_extra
 
 
@@ -65,25 +65,48 @@ class Batches:
         if not 0 <= seed < 1 << 32:
             raise ValueError(f"seed must lie between 0 and {(1 << 32) - 1}; got {seed}.")
         grain = import_extra("grain")
-        parts, weights = (
-            (rows.parts, rows.weights) if isinstance(rows, MixedRows) else ((rows,), (1.0,))
-        )
-        datasets, offset = [], 0
-        for part in parts:
-            indices = grain.MapDataset.range(offset, offset + len(part)).seed(seed)
-            if not isinstance(part, StreamedRows):  # which has an order of its own
-                indices = (indices.shuffle() if shuffle else indices).repeat()
-            datasets.append(indices)
-            offset += len(part)
-        mixed = grain.MapDataset.mix(datasets, weights) if len(datasets) > 1 else datasets[0]
-        self._indices = mixed.batch(batch_size)
-        self._rows = rows
+        self._rows, self._batch_size, self._shuffles = rows, batch_size, shuffle
+        self._index_shuffle = grain.experimental.index_shuffle
+        # The seed that grain's `MapDataset.seed(seed).shuffle()` derives.
+        self._seed = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
         self._local = slice(None) if local_rows is None else local_rows
+        self._parts = rows.parts if isinstance(rows, MixedRows) else (rows,)
+        self._mixed = None
+        if isinstance(rows, MixedRows):
+            first = range(0, len(self._parts) * MAX_ROWS, MAX_ROWS)
+            places = [grain.MapDataset.range(begin, begin + MAX_ROWS) for begin in first]
+            self._mixed = grain.MapDataset.mix(places, rows.weights).batch(batch_size)
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
-        if index(step) < 0:
+        step = index(step)
+        if step < 0:
             raise ValueError(f"step must be at least 0; got {step}.")
-        return _make_batch(self._rows, self._indices[index(step)][self._local])
+        if self._mixed is None:
+            places = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
+        else:
+            places = self._mixed[step]
+        numbers, offset = np.empty_like(places := places[self._local]), 0
+        for number, part in enumerate(self._parts):
+            is_of_part = places // MAX_ROWS == number
+            numbers[is_of_part] = offset + self._row_numbers(part, places[is_of_part] % MAX_ROWS)
+            offset += len(part)
+        return _make_batch(self._rows, numbers)
+
+    def _row_numbers(self, part: AnyRows, places: np.ndarray) -> np.ndarray:
+        """Rows at these places of all epochs of a part, one after another."""
+        if isinstance(part, StreamedRows):  # which has an order of its own
+            return places
+        epochs, places = np.divmod(places, len(part))
+        if not self._shuffles:
+            return places
+        shuffle, last = self._index_shuffle, len(part) - 1
+        return np.array(
+            [
+                shuffle(place, max_index=last, seed=(self._seed + epoch) % 2**32, rounds=4)
+                for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)
+            ],
+            np.int64,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         step = 0

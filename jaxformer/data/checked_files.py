@@ -79,6 +79,7 @@ class CheckedFile:
         )
         self._numbers = self._bytes.view(dtype)
         self._digests = digests
+        self._windows: np.ndarray | None = None  # a view, which takes long to make
         self._is_checked = np.zeros(len(digests) // DIGEST_BYTES, bool)
 
     def __len__(self) -> int:
@@ -108,7 +109,9 @@ class CheckedFile:
         except ValueError:
             self._on_damage()
             raise
-        return np.lib.stride_tricks.sliding_window_view(self._numbers, width)[begins]
+        if self._windows is None or self._windows.shape[1] != width:
+            self._windows = np.lib.stride_tricks.sliding_window_view(self._numbers, width)
+        return self._windows[begins]
 
     def _check(self, blocks: np.ndarray) -> None:
         for block in blocks[~self._is_checked[blocks]].tolist():

@@ -209,10 +209,13 @@ class PackedRows:
             (numbers,) = np.nonzero(numbers)
         if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
             raise IndexError(f"Rows are indexed by integers or booleans; got {numbers.dtype}.")
-        numbers = numbers.astype(np.int64)
-        if np.any(numbers < -len(self)) or np.any(numbers >= len(self)):
-            raise IndexError(f"There are {len(self)} rows; got the index {index}.")
-        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        numbers, count = numbers.astype(np.int64, copy=False), len(self)
+        if numbers.size:
+            smallest = numbers.min()
+            if smallest < -count or numbers.max() >= count:
+                raise IndexError(f"There are {count} rows; got the index {index}.")
+            if smallest < 0:
+                numbers = np.where(numbers < 0, numbers + count, numbers)
         return numbers if self.row_numbers is None else self.row_numbers[numbers]
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int64
 
 from jaxformer.data.rows import PackedRow, PackedRows
 
-MAX_ROWS = 1 << 40  # of all epochs
+MAX_ROWS = 1 << 48  # of all epochs together
 SHARDS_AHEAD = 1  # shards that are opened before they are read
 
 

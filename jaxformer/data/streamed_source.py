@@ -141,11 +141,15 @@ class ShardedSource:
 
     def _delete_oldest(self, newest: Path) -> None:
         """Delete shards that exceed the buffer, the oldest first, but not the last two."""
-        os.utime(newest)
-        shards = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        sizes = [sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in shards]
-        excess = sum(sizes) - self._buffer_bytes
-        for path, size in list(zip(shards, sizes, strict=True))[:-2]:
+        shards = list[tuple[float, int, Path]]()
+        for path in newest.parent.iterdir():
+            # Other threads and processes write and delete meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if path == newest:
+                    os.utime(path)
+                shards.append((path.stat().st_mtime, _folder_size(path), path))
+        excess = sum(size for _, size, _ in shards) - self._buffer_bytes
+        for _, size, path in sorted(shards)[:-2]:
             # One with a hidden folder is being written by another process.
             if excess > 0 and not any(path.glob(".*")):
                 shutil.rmtree(path, ignore_errors=True)
@@ -434,6 +438,16 @@ def _local_name(name: str) -> str:
     """Name of a file of a shard in the folder of the shard, of which it is the only part."""
     path = PurePosixPath(name)
     return f"{part_name(1, 1)}/{path.name}" if PART_NAME.fullmatch(path.parent.name) else path.name
+
+
+def _folder_size(path: Path) -> int:
+    """Bytes of the files of a folder and its subfolders."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.stat(os.path.join(folder, name)).st_size
+    return size
 
 
 def check_main_thread() -> None:

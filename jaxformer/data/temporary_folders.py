@@ -5,6 +5,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 try:
     import fcntl
@@ -18,15 +19,24 @@ LOCK = "lock"  # in a folder that is in use
 def temporary_folder(final: Path) -> Iterator[Path]:
     """Folder beside `final`, which is deleted at the end, as are those of killed processes."""
     _delete_abandoned(final)
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-    temporary.mkdir(parents=True)
+    temporary, lock = _locked_folder(final)
     try:
-        with open(temporary / LOCK, "w") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _locked_folder(final: Path) -> tuple[Path, IO[str]]:
+    while True:
+        temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+        temporary.mkdir(parents=True)
+        lock = open(temporary / LOCK, "w")  # noqa: SIM115
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (temporary / LOCK).exists():
+            return temporary, lock
+        lock.close()  # another process took it for abandoned before it was locked
 
 
 def _delete_abandoned(final: Path) -> None:

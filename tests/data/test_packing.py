@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer import data, json_files
-from jaxformer.data import Document, checked_files, packing
+from jaxformer.data import Document, checked_files, packing, temporary_folders
 from jaxformer.data import tokenization as tokenised
 
 END = 256
@@ -566,3 +566,19 @@ def test_nothing_to_pack_is_refused(pack, documents):
         pack([])
     with pytest.raises(ValueError, match="There are no documents to pack"):
         data.pack([], data.ByteTokenizer(), row_length=3, folder="nowhere", key="x")
+
+
+def test_a_folder_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    lock, deleted = temporary_folders.fcntl.flock, []
+
+    def flock(file, how):
+        if not deleted:
+            (folder,) = tmp_path.glob(".new.*")
+            deleted.append(folder)
+            shutil.rmtree(folder)
+        lock(file, how)
+
+    monkeypatch.setattr(temporary_folders.fcntl, "flock", flock)
+    with temporary_folders.temporary_folder(tmp_path / "new") as folder:
+        assert [*tmp_path.iterdir()] == [folder] != deleted
+    assert [*tmp_path.iterdir()] == []
