@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import fsspec
@@ -57,6 +58,9 @@ def sets(packed_row):
 
 def shards_opened(monkeypatch):
     """Names of the files that are downloaded from now on."""
+    for thread in threading.enumerate():  # those that still read ahead
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     names, download = list[str](), streamed_source.download
 
     def note(file, *arguments):

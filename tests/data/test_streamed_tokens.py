@@ -100,6 +100,7 @@ def test_a_restart_reads_the_shards_that_it_needs(monkeypatch):
     train, _ = rows(opened, tokenizer)
     batches = data.Batches(train, batch_size=8, seed=0)
     expected = [batches[step] for step in range(60)]
+    train._thread.join()  # which reads ahead
     names, download = list[str](), streamed_source.download
     monkeypatch.setattr(
         streamed_source, "download", lambda f, *x: (names.append(f.name), download(f, *x))
