@@ -6,7 +6,7 @@ Beyond its training length the first Qwen also scales RoPE and queries, which is
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, LMHead, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
+from jaxformer.config import GLU, LMHead, MoE, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
 from jaxformer.zoo.llama import llama
 from jaxformer.zoo.projection_biases import QKV
 
@@ -74,6 +74,23 @@ def qwen_3(
     )
 
 
+def qwen_3_moe(
+    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int
+) -> TransformerConfig:
+    """128 experts in every layer, of which each token meets 8; 4 key-value heads.
+
+    References:
+        Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 2
+    """
+    body = qwen_3(
+        model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim
+    )
+    experts = MoE(expert=GLU(hidden_dim=hidden_dim), num_experts=128, top_k=8)
+    return replace(
+        body, attention=replace(body.multi_head, num_kv_heads=4), feed_forward=(experts,)
+    )
+
+
 PRESETS = {
     "qwen-14b": qwen(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696, base=10_000.0),
     "qwen-2-7b": qwen(
@@ -87,4 +104,6 @@ PRESETS = {
     "qwen-3-8b": qwen_3(model_dim=4096, num_layers=36, num_heads=32, hidden_dim=12_288),
     "qwen-3-14b": qwen_3(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=17_408),
     "qwen-3-32b": qwen_3(model_dim=5120, num_layers=64, num_heads=64, hidden_dim=25_600),
+    "qwen-3-30b-a3b": qwen_3_moe(model_dim=2048, num_layers=48, num_heads=32, hidden_dim=768),
+    "qwen-3-235b-a22b": qwen_3_moe(model_dim=4096, num_layers=94, num_heads=64, hidden_dim=1536),
 }

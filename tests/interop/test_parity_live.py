@@ -66,6 +66,8 @@ SIZES = {
     "xlnet_uni": {"vocab_size": 53, "d_model": 18, "n_head": 3, "d_inner": 25, "n_layer": 3},
     "palm_like": ALONE | {"num_key_value_heads": 1},
     "mixtral": GROUPED | {"num_local_experts": 6, "num_experts_per_tok": 3},
+    "qwen3_moe": GROUPED
+    | {"mlp_only_layers": [], "decoder_sparse_step": 2, "norm_topk_prob": False},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

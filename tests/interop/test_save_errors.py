@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from jaxformer.config import GLU, MLP, Dropout, Embedding, Learned
+from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.save import choose_family
@@ -157,7 +157,7 @@ def test_numbers_of_numpy_and_jax_are_written_as_json_has_them(tmp_path, loaded)
 def test_dropout_is_no_part_of_a_folder(loaded):
     family, _ = choose_family(replace(loaded.config, dropout=Dropout(residual=0.1)), {})
     assert family.model_type == "llama"
-    plain = replace(loaded.config, feed_forward=(MLP(hidden_dim=11, activation="silu"),))
+    plain = replace(loaded.config, feed_forward=(ClampedGEGLU(hidden_dim=11),))
     with pytest.raises(ValueError, match="No family can represent this configuration"):
         choose_family(plain, {})
 

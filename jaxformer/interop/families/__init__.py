@@ -18,7 +18,6 @@ from jaxformer.interop.families import (
     opt,
     phi,
     qwen,
-    qwen3,
     t5,
 )
 from jaxformer.interop.family import Family
@@ -28,7 +27,6 @@ FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
         *llama.FAMILIES,
-        *qwen3.FAMILIES,
         *olmo.FAMILIES,
         *gemma.FAMILIES,
         *nemotron.FAMILIES,

@@ -79,12 +79,13 @@ def read_glu(
     *,
     name: str = "hidden_act",
     activation: str = "silu",
+    width_name: str = "intermediate_size",
     hidden_dim: int | None = None,
     bias: bool = False,
 ) -> c.GLU:
     """A gated feed-forward."""
     return c.GLU(
-        hidden_dim=reader.integer("intermediate_size", hidden_dim),
+        hidden_dim=reader.integer(width_name, hidden_dim),
         activation=reader.choice(name, activation, HF_ACTIVATIONS),
         bias=bias,
     )
@@ -207,11 +208,15 @@ def write_decoder(
     """config.json fields of a Llama-like decoder, or None for other models."""
     if not (is_rope_decoder(config) and isinstance(config.feed_forward[0], branch)):
         return None
+    return {**write_rope_decoder(config), **more}
+
+
+def write_rope_decoder(config: c.TransformerConfig) -> dict[str, Any]:
+    """config.json fields of a decoder with RMSNorm and RoPE."""
     return {
         **write_sizes(config),
         "rms_norm_eps": config.norm.eps,
         **write_rope(first_rope(config)),
-        **more,
     }
 
 

@@ -219,6 +219,39 @@ SPECS = {
             "rope_parameters": rope(1e6),
         },
     ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 10,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "arcee": ("arcee", "ArceeForCausalLM", LLAMA | {"head_dim": 12, "rope_parameters": YARN}),
+    "seed_oss": (
+        "seed_oss",
+        "SeedOssForCausalLM",
+        LLAMA | {"head_dim": 10, "rope_parameters": rope(1e7)},
+    ),
+    "ministral": (
+        "ministral",
+        "MinistralForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 10,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": rope(1e6),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (
