@@ -16,6 +16,7 @@ from jaxformer.config import (
     RMSNorm,
     Rope,
     TransformerConfig,
+    Yarn,
     from_json,
     to_json,
 )
@@ -110,6 +111,66 @@ def test_patterns_over_the_layers():
         blocksparse_vert_stride=3,
     )
     assert small.attention.windows == (BlockSparse(block_size=4, local_blocks=16, stride=3), None)
+
+
+def test_what_released_files_say_beside_what_transformers_writes():
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    small = config_from_fields(
+        "smollm3",
+        max_window_layers=28,
+        no_rope_layer_interval=4,
+        no_rope_layers=[1, 1, 1, 0],
+        use_sliding_window=False,
+        sliding_window=None,
+        rope_theta=5e6,
+    )
+    assert small.attention.positions == (*[Rope(base=5e6)] * 3, None)
+    assert small.attention.windows == (None,)
+    exaone = config_from_fields(
+        "exaone4", sliding_window=5, sliding_window_pattern="LLLG", layer_types=kinds
+    )
+    assert exaone.attention.positions == (*[Rope()] * 3, None)
+    assert exaone.attention.windows == (5, 5, 5, None)
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    olmo = config_from_fields("olmo3", rope_theta=5e5, rope_scaling=scaling, layer_types=kinds)
+    assert olmo.attention.positions[0] == Rope(base=5e5)
+    assert olmo.attention.positions[3] == Rope(
+        base=5e5, scaling=Yarn(factor=8.0, original_max_length=64)
+    )
+    qwen = config_from_fields(
+        "qwen3_moe",
+        max_window_layers=48,
+        use_sliding_window=False,
+        sliding_window=None,
+        decoder_sparse_step=1,
+        mlp_only_layers=[0],
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=7,
+        norm_topk_prob=True,
+    )
+    experts = MoE(expert=GLU(hidden_dim=7), num_experts=6, top_k=2)
+    assert qwen.feed_forward == (GLU(hidden_dim=10), *[experts] * 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("smollm3", dict(no_rope_layers=[1, 0]), r"no_rope_layers = \[1, 0\]: .* each of 4 layers"),
+        ("olmoe", dict(clip_qkv=8.0), "clip_qkv = 8.0: not supported"),
+        ("qwen3_moe", dict(num_experts=3, num_experts_per_tok=4), "top_k must be at most num_exp"),
+        ("qwen3_moe", dict(mlp_only_layers="0"), "mlp_only_layers = '0': expected a list of int"),
+        (
+            "olmo3",
+            dict(rope_parameters=dict(rope_type="yarn")),
+            r"rope_parameters\.rope_type = 'ya",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_family_cannot_have_is_named(family, fields, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_fields(family, **fields)
 
 
 def test_norms_branches_and_scales():

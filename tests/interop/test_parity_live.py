@@ -68,6 +68,14 @@ SIZES = {
     "mixtral": GROUPED | {"num_local_experts": 6, "num_experts_per_tok": 3},
     "qwen3_moe": GROUPED
     | {"mlp_only_layers": [], "decoder_sparse_step": 2, "norm_topk_prob": False},
+    "smollm3": GROUPED
+    | {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None}
+    | {"use_sliding_window": False},
+    "exaone4": GROUPED | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    "olmo3": GROUPED | {"num_hidden_layers": 5, "sliding_window": 7},
+    "olmoe": GROUPED | {"norm_topk_prob": True, "num_experts_per_tok": 4},
+    "seed_oss": GROUPED | {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    "ernie4_5": GROUPED | {"use_bias": False, "tie_word_embeddings": False},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

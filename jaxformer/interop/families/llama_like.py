@@ -208,15 +208,11 @@ def write_decoder(
     """config.json fields of a Llama-like decoder, or None for other models."""
     if not (is_rope_decoder(config) and isinstance(config.feed_forward[0], branch)):
         return None
-    return {**write_rope_decoder(config), **more}
-
-
-def write_rope_decoder(config: c.TransformerConfig) -> dict[str, Any]:
-    """config.json fields of a decoder with RMSNorm and RoPE."""
     return {
         **write_sizes(config),
         "rms_norm_eps": config.norm.eps,
         **write_rope(first_rope(config)),
+        **more,
     }
 
 

@@ -1,4 +1,4 @@
-"""OLMo (non-parametric LayerNorm) and OLMo 2 (norms on branch outputs, queries and keys)."""
+"""OLMo: Llama with a LayerNorm without parameters. OLMo 2 and 3 are rows of `llama`."""
 
 from typing import Any
 
@@ -6,22 +6,10 @@ from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import ParamMapping, norm_rules
+from jaxformer.interop.param_mapping import ParamMapping
 from jaxformer.interop.rope_config import read_rope
 
 OLMO = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": (*p.ATTENTION, *p.FEED_FORWARD)})
-OLMO2 = ParamMapping(
-    top_level=p.TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *p.ATTENTION,
-            *p.QK_NORMS,
-            *p.FEED_FORWARD,
-            *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
-            *norm_rules(f"{p.LAYER_PREFIX}.post_feedforward_layernorm", "post_feed_forward_norm"),
-        )
-    },
-)
 EPS = 1e-5  # not in OLMo's config.json
 
 
@@ -44,24 +32,4 @@ def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields and {name: value for name, value in fields.items() if name != "rms_norm_eps"}
 
 
-def read_olmo2(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of an olmo2 model."""
-    norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
-    heads = dict(
-        **p.read_heads(reader),
-        positions=(read_rope(reader),),
-        qk_norm=c.QKNorm(norm=norm, over="width"),
-        biases=p.read_biases(reader),
-    )
-    return p.read_decoder(reader, heads, norm=norm, norm_placement="res_post")
-
-
-def write_olmo2(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """An olmo2's configuration from ours."""
-    return p.write_decoder(config, attention_bias="out" in config.multi_head.biases)
-
-
-FAMILIES = (
-    Family("olmo", "OlmoForCausalLM", read_olmo, write_olmo, OLMO),
-    Family("olmo2", "Olmo2ForCausalLM", read_olmo2, write_olmo2, OLMO2),
-)
+FAMILIES = (Family("olmo", "OlmoForCausalLM", read_olmo, write_olmo, OLMO),)

@@ -252,6 +252,73 @@ SPECS = {
             "rope_parameters": rope(1e6),
         },
     ),
+    "ernie4_5": (
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        LLAMA | {"head_dim": 10, "use_bias": True, "rope_parameters": rope(5e5)},
+    ),
+    "smollm3": (
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "no_rope_layers": [1, 1, 0],
+            "rope_parameters": rope(2e6),
+        },
+    ),
+    "exaone4": (
+        "exaone4",
+        "Exaone4ForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 10,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "olmo3": (
+        "olmo3",
+        "Olmo3ForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": rope(5e5)},
+        },
+    ),
+    "olmoe": (
+        "olmoe",
+        "OlmoeForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "intermediate_size": 12,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "flex_olmo": (
+        "flex_olmo",
+        "FlexOlmoForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "intermediate_size": 12,
+            "num_experts": 7,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "rope_parameters": rope(5e5),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (

@@ -1,0 +1,383 @@
+"""Where families like Llama differ: windows, positions, norms and feed-forward networks."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxformer import config as c
+from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS
+from jaxformer.interop.param_mapping import MappingRule, norm_rules
+from jaxformer.interop.rope_config import (
+    read_rope,
+    read_rope_section,
+    write_rope,
+    write_rope_section,
+)
+from jaxformer.interop.transforms import LinearKernel
+
+POST_NORMS = (
+    *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
+    *norm_rules(f"{p.LAYER_PREFIX}.post_feedforward_layernorm", "post_feed_forward_norm"),
+)
+NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS}
+
+
+class Windows(Protocol):
+    """How config.json has the sliding windows."""
+
+    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+        """Windows of the layers, as a cycle."""
+        ...
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The fields of config.json."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoWindows:
+    """Every layer sees the whole context."""
+
+    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+        """No window."""
+        return (None,)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """No field."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OneWindow:
+    """One window for all layers.
+
+    Attributes:
+        default: Its value if the file lacks it.
+        switch: A field without which there is none.
+    """
+
+    default: int | None
+    switch: str | None = None
+
+    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+        """The window."""
+        window = reader.optional_integer("sliding_window", self.default)
+        reader.get("max_window_layers")  # in released files, and without effect
+        is_on = self.switch is None or reader.boolean(self.switch, False)
+        return (window if is_on else None,)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The window and the switch."""
+        window = p.first_window(config)
+        switch = {} if self.switch is None else {self.switch: window is not None}
+        return {"sliding_window": window, **switch}
+
+
+@dataclass(frozen=True)
+class LastLayerWindows:
+    """A window for the layers from ``max_window_layers`` on, or by ``layer_types`` (Qwen)."""
+
+    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+        """See `read_last_layer_windows`."""
+        return p.read_last_layer_windows(reader)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """See `write_last_layer_windows`."""
+        return p.write_last_layer_windows(config)
+
+
+@dataclass(frozen=True)
+class LayerTypeWindows:
+    """A window for the layers that ``layer_types`` names; without it, all but every `period`-th.
+
+    Attributes:
+        default: The window if the file lacks it.
+        period: None is a window in every layer.
+        switch: A field without which there is none.
+    """
+
+    default: int | None
+    period: int | None = None
+    switch: str | None = None
+
+    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+        """The windows."""
+        window = reader.optional_integer("sliding_window", self.default)
+        reader.get("max_window_layers")  # in released files, and without effect
+        period = self.period
+        if isinstance(reader.get("sliding_window_pattern"), int):
+            period = reader.integer("sliding_window_pattern")
+        if self.switch is not None and not reader.boolean(self.switch, False):
+            window = None
+
+        def slides(layer: int) -> bool:
+            is_full = period is not None and (layer + 1) % max(1, period) == 0
+            return window is not None and not is_full
+
+        count = reader.integer("num_hidden_layers")
+        sliding = p.read_layer_types(reader, count, slides)
+        return (None,) if window is None else p.window_cycle(reader, sliding, window)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The window, the types and the switch."""
+        fields = p.write_layer_types(config)
+        has_window = fields["sliding_window"] is not None
+        return fields if self.switch is None else {**fields, self.switch: has_window}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRope:
+    """The same RoPE in every layer.
+
+    Attributes:
+        base: Default of the base.
+        max_length: Default of ``max_position_embeddings``.
+        pairing: Features that it turns as a pair.
+    """
+
+    base: float = 1e4
+    max_length: int = 2048
+    pairing: Any = "halves"
+
+    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Positions of the layers, as a cycle; `windows` are those of the layers."""
+        return (self._read_rope(reader),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The fields of config.json."""
+        return write_rope(p.first_rope(config))
+
+    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+        return read_rope(reader, base=self.base, max_length=self.max_length, pairing=self.pairing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeByNumber(OneRope):
+    """No positions in the layers that ``no_rope_layers`` has as 0; by default every fourth."""
+
+    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RoPE or nothing."""
+        rope, count = self._read_rope(reader), reader.integer("num_hidden_layers")
+        interval = reader.integer("no_rope_layer_interval", 4)
+        turned = reader.sequence("no_rope_layers", int)
+        if turned is None:
+            turned = tuple(int((i + 1) % max(1, interval) > 0) for i in range(count))
+        if len(turned) < count:
+            reader.add_problem("no_rope_layers", f"expected a number for each of {count} layers.")
+            return (rope,)
+        return shortest_cycle(tuple(rope if turned[i] else None for i in range(count)))
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """RoPE, and which layers have it."""
+        layers = [config.layer(i).positions for i in range(config.num_layers)]
+        return {**super().write(config), "no_rope_layers": [int(x is not None) for x in layers]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeOfWindows(OneRope):
+    """No positions in layers that see the whole context, if any layer has a window."""
+
+    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RoPE or nothing, as the windows."""
+        rope = self._read_rope(reader)
+        if windows == (None,):
+            return (rope,)
+        return tuple(None if window is None else rope for window in windows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeByLayerType(OneRope):
+    """One RoPE for layers with a window, another, such as YaRN, for those without."""
+
+    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The RoPE of each layer."""
+        length = reader.integer("max_position_embeddings", self.max_length)
+        base = reader.number("rope_theta", self.base)
+        both, old = reader.section("rope_parameters"), reader.section("rope_scaling")
+        full, local = (both and both.section(f"{x}_attention") for x in ("full", "sliding"))
+        ropes = [
+            read_rope_section(section or ConfigReader({}), base=base, max_length=length)
+            for section in (old or full, local)
+        ]
+        return shortest_cycle(tuple(ropes[window is not None] for window in windows))
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """Both."""
+        layers = [config.layer(i) for i in range(config.num_layers)]
+        fields, sections = dict[str, Any](), dict[str, Any]()
+        for name, has_window in (("full_attention", False), ("sliding_attention", True)):
+            ropes = [x.positions for x in layers if (x.window is not None) == has_window]
+            rope = ropes[0] if ropes and isinstance(ropes[0], c.Rope) else p.first_rope(config)
+            sections[name], lengths = write_rope_section(rope)
+            fields |= lengths
+        return {**fields, "rope_parameters": sections}
+
+
+class Branch(Protocol):
+    """How config.json and the tensors have the feed-forward networks."""
+
+    @property
+    def rules(self) -> tuple[MappingRule, ...]:
+        """Mapping rules of a layer."""
+        ...
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """Feed-forward networks of the layers, as a cycle."""
+        ...
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Fields of config.json beside those of `write_sizes`; None for another network."""
+        ...
+
+
+@dataclass(frozen=True)
+class LlamaGLU:
+    """A gated network in every layer."""
+
+    rules = p.FEED_FORWARD
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The network."""
+        return (p.read_glu(reader, bias=bias),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """No more fields."""
+        return {} if all(isinstance(x, c.GLU) for x in config.feed_forward) else None
+
+
+@dataclass(frozen=True)
+class LlamaMLP:
+    """A network without a gate in every layer.
+
+    Attributes:
+        activation: Default of the activation, by its name in config.json.
+    """
+
+    activation: str = "relu2"
+    rules = p.FEED_FORWARD
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The network."""
+        activation = reader.choice("hidden_act", self.activation, HF_ACTIVATIONS)
+        hidden_dim = reader.integer("intermediate_size")
+        return (c.MLP(hidden_dim=hidden_dim, activation=activation, bias=bias),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """No more fields."""
+        return {} if all(isinstance(x, c.MLP) for x in config.feed_forward) else None
+
+
+def expert_rules(prefix: str, *, gate: str, up: str, down: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of a router and of experts with a tensor each."""
+    names = {"gate": gate, "up": up, "down": down}
+    experts = (
+        MappingRule(
+            f"{prefix}.experts.{{expert}}.{name}.weight",
+            f"feed_forward/experts/{ours}/kernel",
+            LinearKernel(),
+        )
+        for ours, name in names.items()
+    )
+    router = MappingRule(f"{prefix}.gate.weight", "feed_forward/router/kernel", LinearKernel())
+    return (router, *experts)
+
+
+EXPERT_RULES = expert_rules(
+    f"{p.LAYER_PREFIX}.mlp", gate="gate_proj", up="up_proj", down="down_proj"
+)
+
+
+@dataclass(frozen=True)
+class MixtralMoE:
+    """Mixtral's experts in every layer, of width ``intermediate_size``."""
+
+    rules = expert_rules(f"{p.LAYER_PREFIX}.block_sparse_moe", gate="w1", up="w3", down="w2")
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        count = reader.integer("num_local_experts", reader.integer("num_experts", 8))
+        top_k = reader.integer("num_experts_per_tok", 2)
+        return (c.MoE(expert=p.read_glu(reader), num_experts=count, top_k=top_k),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoMoE:
+    """Experts of width ``intermediate_size`` in every layer.
+
+    Attributes:
+        num_experts: Default of the number of experts.
+        top_k: Default of the experts per token.
+    """
+
+    num_experts: int
+    top_k: int
+    rules = EXPERT_RULES
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        return (self._read_moe(reader, "intermediate_size"),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        return {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "norm_topk_prob": moe.renormalise,
+        }
+
+    def _read_moe(self, reader: ConfigReader, width_name: str, width: int | None = None) -> c.MoE:
+        count = reader.integer("num_local_experts", self.num_experts)
+        return c.MoE(
+            expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
+            num_experts=reader.integer("num_experts", count),
+            top_k=reader.integer("num_experts_per_tok", self.top_k),
+            renormalise=reader.boolean("norm_topk_prob", False),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenMoE(OlmoMoE):
+    """Experts of width ``moe_intermediate_size``, and dense layers by number (Qwen 3)."""
+
+    rules = (*p.FEED_FORWARD, *EXPERT_RULES)
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
+        moe = self._read_moe(reader, "moe_intermediate_size", 768)
+        dense = p.read_glu(reader, hidden_dim=6144)
+        step = reader.integer("decoder_sparse_step", 1)
+        dense_layers = reader.sequence("mlp_only_layers", int) or ()
+        layers = range(reader.integer("num_hidden_layers"))
+        return shortest_cycle(
+            tuple(dense if i in dense_layers or (i + 1) % step else moe for i in layers)
+        )
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Experts, and the numbers of the dense layers."""
+        branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
+        experts = {x for x in branches if isinstance(x, c.MoE)}
+        dense = {x for x in branches if isinstance(x, c.GLU)}
+        if len(experts) != 1 or len(dense) > 1 or len(experts | dense) < len(set(branches)):
+            return None
+        (moe,) = experts
+        return {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "norm_topk_prob": moe.renormalise,
+            "moe_intermediate_size": moe.expert.hidden_dim,
+            "intermediate_size": next(iter(dense), moe.expert).hidden_dim,
+            "mlp_only_layers": [i for i, x in enumerate(branches) if x in dense],
+            "decoder_sparse_step": 1,
+        }
