@@ -208,3 +208,51 @@ class Interleaved:
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
         parts = [self.part.to_hf([x]) for x in params]
         return np.stack(parts, axis=1).reshape(self.hf_shape([x.shape for x in params]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvesSwapped:
+    """The second half of each head before the first (nanochat).
+
+    Attributes:
+        part: Transform of the parameter, a kernel [D, N, H] or a bias [N, H].
+    """
+
+    part: Transform
+
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        return self.part.hf_shape(params)
+
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [self._swap(x) for x in self.part.from_hf(hf_tensor, params)]
+
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return self.part.to_hf([self._swap(x) for x in params])
+
+    @staticmethod
+    def _swap(x: np.ndarray) -> np.ndarray:
+        return np.roll(x, x.shape[-1] // 2, axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedExperts:
+    """The matrices of all experts below one another (DBRX).
+
+    Attributes:
+        transposed: Whether each is [outputs, inputs].
+    """
+
+    transposed: bool = True
+
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        experts, inputs, outputs = params[0]
+        rows, columns = (outputs, inputs) if self.transposed else (inputs, outputs)
+        return experts * rows, columns
+
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        stacked = hf_tensor.reshape(params[0][0], -1, hf_tensor.shape[-1])
+        return [stacked.swapaxes(1, 2) if self.transposed else stacked]
+
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        stacked = params[0].swapaxes(1, 2) if self.transposed else params[0]
+        return stacked.reshape(-1, stacked.shape[-1])

@@ -76,6 +76,13 @@ SIZES = {
     "olmoe": GROUPED | {"norm_topk_prob": True, "num_experts_per_tok": 4},
     "seed_oss": GROUPED | {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     "ernie4_5": GROUPED | {"use_bias": False, "tie_word_embeddings": False},
+    "stablelm": GROUPED
+    | {"hidden_size": 48, "use_qkv_bias": False, "use_parallel_residual": False},
+    "vaultgemma": GROUPED | {"num_hidden_layers": 4},
+    "nanochat": GROUPED | {"attention_bias": False, "tie_word_embeddings": True},
+    "dbrx": {"vocab_size": 53, "d_model": 36, "n_heads": 6, "n_layers": 3}
+    | {"attn_config": {"kv_n_heads": 3, "clip_qkv": 8, "rope_theta": 1e4}}
+    | {"ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 5, "moe_top_k": 2}},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

@@ -8,9 +8,11 @@ from jaxformer.interop.transforms import (
     Fused,
     FusedPerHead,
     FusedQKVPerGroup,
+    HalvesSwapped,
     Identity,
     Interleaved,
     LinearKernel,
+    StackedExperts,
 )
 
 D, N, K, H, F = 5, 6, 2, 3, 7
@@ -115,3 +117,21 @@ def test_interleaved():
         np.testing.assert_array_equal(up[:, f], theirs[2 * f + 1])
     _, up = split(Interleaved(part=Flatten()), theirs[:, 0], [(F,)] * 2)
     np.testing.assert_array_equal(up, theirs[1::2, 0])
+
+
+def test_halves_of_heads():
+    width = 4
+    theirs = numbered((N * width, D))
+    (ours,) = split(HalvesSwapped(part=LinearKernel()), theirs, [(D, N, width)])
+    assert [ours[3, 2, h] for h in range(width)] == [theirs[2 * width + h, 3] for h in (2, 3, 0, 1)]
+    (ours,) = split(HalvesSwapped(part=Flatten()), numbered((N * width,)), [(N, width)])
+    assert ours[1].tolist() == [6, 7, 4, 5]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_experts_below_one_another(transposed):
+    theirs = numbered((N * F, D))
+    shape = (N, D, F) if transposed else (N, F, D)
+    (ours,) = split(StackedExperts(transposed=transposed), theirs, [shape])
+    at = (4, 2, 6) if transposed else (4, 6, 2)
+    assert ours[at] == theirs[4 * F + 6, 2]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jaxformer.interop.families import (
     bloom,
     cohere,
+    dbrx,
     deepseek,
     falcon,
     gemma,
@@ -13,11 +14,13 @@ from jaxformer.interop.families import (
     gptj,
     llama,
     marian,
+    nanochat,
     nemotron,
     olmo,
     opt,
     phi,
     qwen,
+    stablelm,
     t5,
 )
 from jaxformer.interop.family import Family
@@ -34,6 +37,9 @@ FAMILIES: Mapping[str, Family] = {
         *deepseek.FAMILIES,
         *phi.FAMILIES,
         *qwen.FAMILIES,
+        *stablelm.FAMILIES,
+        *nanochat.FAMILIES,
+        *dbrx.FAMILIES,
         *gpt2.FAMILIES,
         *gptj.FAMILIES,
         *gpt_neox.FAMILIES,

@@ -1,5 +1,7 @@
 """Gemma 2 and 3: pre- and post-norms, scales stored as scale - 1, windows by layer.
 
+VaultGemma is Gemma 2 without post-norms.
+
 `gemma3` is the text part of a model that also reads images; it can be read, and is written as
 `gemma3_text`.
 """
@@ -44,6 +46,15 @@ MAX_LENGTH = 131_072
 
 def read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a gemma2 model."""
+    return _read_gemma2(reader)
+
+
+def read_vaultgemma(reader: ConfigReader) -> c.TransformerConfig:
+    """Read the config.json of a vaultgemma model."""
+    return replace(_read_gemma2(reader), norm_placement="pre")
+
+
+def _read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
     sizes = p.read_sizes(reader)
     sliding = p.read_layer_types(reader, sizes["num_layers"], lambda i: i % 2 == 0)
     window = reader.optional_integer("sliding_window", 4096)
@@ -206,6 +217,7 @@ def _untied(config: c.TransformerConfig) -> c.TransformerConfig:
 
 FAMILIES = (
     Family("gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, TABLE),
+    Family("vaultgemma", "VaultGemmaForCausalLM", read_vaultgemma, write_gemma2, TABLE),
     Family("gemma3_text", "Gemma3ForCausalLM", read_gemma3_text, write_gemma3_text, TABLE),
     Family(
         "gemma3",

@@ -6,6 +6,7 @@ Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField, LlamaLike
 from jaxformer.interop.families.llama_like_options import (
+    FusedGLU,
     LastLayerWindows,
     LayerTypeWindows,
     LlamaMLP,
@@ -114,6 +115,17 @@ ROWS = (
         tied=True,
         positions=OneRope(base=5e5, max_length=131_072, pairing="neighbours"),
         biases=(BiasField("use_bias", (*ALL_BIASES, *FEED_FORWARD_BIAS)),),
+    ),
+    LlamaLike(
+        "glm4",
+        "Glm4ForCausalLM",
+        kv_heads=2,
+        head_dim=128,
+        eps=1.5625e-7,
+        positions=OneRope(max_length=131_072, pairing="neighbours", fraction=0.5),
+        biases=(BiasField("attention_bias", QKV, default=True),),
+        norm_placement="sandwich",
+        branch=FusedGLU(),
     ),
     LlamaLike(
         "smollm3",

@@ -8,20 +8,26 @@ from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS
-from jaxformer.interop.param_mapping import MappingRule, norm_rules
+from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
 from jaxformer.interop.rope_config import (
     read_rope,
     read_rope_section,
     write_rope,
     write_rope_section,
 )
-from jaxformer.interop.transforms import LinearKernel
+from jaxformer.interop.transforms import Fused, LinearKernel
 
 POST_NORMS = (
     *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
     *norm_rules(f"{p.LAYER_PREFIX}.post_feedforward_layernorm", "post_feed_forward_norm"),
 )
-NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS}
+GLM_NORMS = (
+    *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
+    *norm_rules(f"{p.LAYER_PREFIX}.post_self_attn_layernorm", "post_attention_norm"),
+    *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "pre_feed_forward_norm"),
+    *norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "post_feed_forward_norm"),
+)
+NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS, "sandwich": GLM_NORMS}
 
 
 class Windows(Protocol):
@@ -135,11 +141,13 @@ class OneRope:
         base: Default of the base.
         max_length: Default of ``max_position_embeddings``.
         pairing: Features that it turns as a pair.
+        fraction: Default of the fraction of a head that it turns; None is always the whole head.
     """
 
     base: float = 1e4
     max_length: int = 2048
     pairing: Any = "halves"
+    fraction: float | None = None
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """Positions of the layers, as a cycle; `windows` are those of the layers."""
@@ -147,10 +155,17 @@ class OneRope:
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
         """The fields of config.json."""
-        return write_rope(p.first_rope(config))
+        name = None if self.fraction is None else "partial_rotary_factor"
+        return write_rope(p.first_rope(config), fraction_name=name)
 
     def _read_rope(self, reader: ConfigReader) -> c.Rope:
-        return read_rope(reader, base=self.base, max_length=self.max_length, pairing=self.pairing)
+        return read_rope(
+            reader,
+            base=self.base,
+            max_length=self.max_length,
+            pairing=self.pairing,
+            fraction=self.fraction,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +260,20 @@ class LlamaGLU:
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """No more fields."""
         return {} if all(isinstance(x, c.GLU) for x in config.feed_forward) else None
+
+
+@dataclass(frozen=True)
+class FusedGLU(LlamaGLU):
+    """A gated network in every layer, whose gate and up are one tensor."""
+
+    rules = (
+        MappingRule(
+            f"{p.LAYER_PREFIX}.mlp.gate_up_proj.weight",
+            ("feed_forward/gate/kernel", "feed_forward/up/kernel"),
+            Fused(),
+        ),
+        *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ TORCH_MODELS = {
     "ref_phi3_small": written.Phi3Small,
 }
 NAMES = (*SPECS, *TORCH_MODELS)
+GAIN_FROM_ZERO = ("gemma2", "gemma3_text", "nemotron", "vaultgemma")  # scales are 1 + weight
 UNSCALED_ATTENTION = (
     "t5",
     "mt5",
@@ -44,11 +45,12 @@ def randomise(model, seed):
     Matrices keep the size of what they multiply. Tables of sinusoids stay as they are.
     """
     generator = torch.Generator().manual_seed(seed)
-    centre = 0.0 if model.config.model_type in ("gemma2", "gemma3_text", "nemotron") else 1.0
+    centre = 0.0 if model.config.model_type in GAIN_FROM_ZERO else 1.0
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         path, _, leaf = name.rpartition(".")
-        norm = any(word in path for word in ("norm", "ln_"))
+        # DBRX has its attention in a module of this name.
+        norm = any(word in path.replace("norm_attn_norm", "") for word in ("norm", "ln_"))
         if "embed_positions" in path and model.config.model_type in ("marian", "fsmt"):
             continue
         if norm and leaf in ("weight", "scale"):

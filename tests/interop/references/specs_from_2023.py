@@ -319,6 +319,60 @@ SPECS = {
             "rope_parameters": rope(5e5),
         },
     ),
+    "glm4": (
+        "glm4",
+        "Glm4ForCausalLM",
+        LLAMA | IDS | {"head_dim": 12, "rope_parameters": rope(1e4, partial_rotary_factor=0.5)},
+    ),
+    "stablelm": (
+        "stablelm",
+        "StableLmForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "hidden_size": 32,
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.25),
+        },
+    ),
+    "vaultgemma": (
+        "vaultgemma",
+        "VaultGemmaForCausalLM",
+        LLAMA
+        | NARROW
+        | IDS
+        | {
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 4,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "nanochat": (
+        "nanochat",
+        "NanoChatForCausalLM",
+        LLAMA
+        | IDS
+        | {"attention_bias": True, "final_logit_softcapping": 3.0, "rope_parameters": rope(1e4)},
+    ),
+    "dbrx": (
+        "dbrx",
+        "DbrxForCausalLM",
+        {
+            "vocab_size": V,
+            "d_model": 24,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 5e5},
+            "ffn_config": {"ffn_hidden_size": 10, "moe_num_experts": 7, "moe_top_k": 3},
+            "rope_parameters": rope(5e5),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (

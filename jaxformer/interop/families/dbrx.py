@@ -1,0 +1,122 @@
+"""DBRX: LayerNorms with a scale, clipped queries, keys and values, and experts in three tensors."""
+
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, norm_rules
+from jaxformer.interop.rope_config import read_rope_section, write_rope_section
+from jaxformer.interop.transforms import Fused, LinearKernel, StackedExperts
+
+LAYER = "transformer.blocks.{layer}"
+MLP = f"{LAYER}.ffn.experts.mlp"
+QKV = ("attention/query/kernel", "attention/key/kernel", "attention/value/kernel")
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
+        *norm_rules("transformer.norm_f", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+    ),
+    stacks={
+        "decoder": (
+            *norm_rules(f"{LAYER}.norm_attn_norm.norm_1", "pre_attention_norm"),
+            *norm_rules(f"{LAYER}.norm_attn_norm.norm_2", "pre_feed_forward_norm"),
+            MappingRule(f"{LAYER}.norm_attn_norm.attn.Wqkv.weight", QKV, Fused()),
+            MappingRule(
+                f"{LAYER}.norm_attn_norm.attn.out_proj.weight",
+                "attention/out/kernel",
+                LinearKernel(input_axes=2),
+            ),
+            MappingRule(
+                f"{LAYER}.ffn.router.layer.weight", "feed_forward/router/kernel", LinearKernel()
+            ),
+            MappingRule(f"{MLP}.w1", "feed_forward/experts/gate/kernel", StackedExperts()),
+            MappingRule(f"{MLP}.v1", "feed_forward/experts/up/kernel", StackedExperts()),
+            MappingRule(
+                f"{MLP}.w2", "feed_forward/experts/down/kernel", StackedExperts(transposed=False)
+            ),
+        )
+    },
+)
+EPS = 1e-5  # of torch, not in the file
+BASE = 10_000.0
+
+
+def read(reader: ConfigReader) -> c.TransformerConfig:
+    """Read the config.json of a dbrx model."""
+    attention = reader.section("attn_config") or ConfigReader({})
+    experts = reader.section("ffn_config") or ConfigReader({})
+    width, heads = reader.integer("d_model", 2048), reader.integer("n_heads", 16)
+    rope = reader.section("rope_parameters") or ConfigReader({})
+    # Released files have the base in attn_config.
+    base = attention.number("rope_theta", BASE)
+    kv_heads = attention.integer("kv_n_heads", 1)
+    reader.require_value("num_key_value_heads", kv_heads)  # transformers writes it too
+    experts.require_value("hidden_size", width)
+    experts.require_value("moe_normalize_expert_weights", 1)
+    for name in ("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment"):
+        experts.get(name)
+    activation = experts.section("ffn_act_fn") or ConfigReader({})
+    length = reader.integer("max_seq_len", 2048)
+    return c.TransformerConfig(
+        vocab_size=reader.integer("vocab_size"),
+        model_dim=width,
+        num_layers=reader.integer("n_layers", 24),
+        attention=c.MultiHead(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=max(1, width // max(1, heads)),
+            positions=(read_rope_section(rope, base=base, max_length=length),),
+            clip_qkv=attention.optional_number("clip_qkv"),
+        ),
+        feed_forward=(
+            c.MoE(
+                expert=c.GLU(
+                    hidden_dim=experts.integer("ffn_hidden_size", 3584),
+                    activation=activation.choice("name", "silu", HF_ACTIVATIONS),
+                ),
+                num_experts=experts.integer("moe_num_experts", 4),
+                top_k=experts.integer("moe_top_k", 1),
+                renormalise="moe_normalize_expert_weights" in experts
+                or "moe_normalize_expert_weights" not in experts.values,
+            ),
+        ),
+        norm=c.LayerNorm(eps=EPS, parameters="scale"),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
+    )
+
+
+def write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A dbrx's configuration from ours."""
+    moe, attention = config.feed_forward[0], config.multi_head
+    if not (p.is_rope_decoder(config) and isinstance(moe, c.MoE)):
+        return None
+    rope, lengths = write_rope_section(p.first_rope(config))
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.model_dim,
+        "n_layers": config.num_layers,
+        "n_heads": attention.num_heads,
+        "max_seq_len": lengths.get("max_position_embeddings", 2048),
+        "attn_config": {
+            "kv_n_heads": attention.num_kv_heads,
+            "clip_qkv": attention.clip_qkv,
+            "rope_theta": rope["rope_theta"],
+        },
+        "ffn_config": {
+            "hidden_size": config.model_dim,
+            "ffn_hidden_size": moe.expert.hidden_dim,
+            "ffn_act_fn": {"name": hf_activation_name(moe.expert.activation)},
+            "moe_num_experts": moe.num_experts,
+            "moe_top_k": moe.top_k,
+            "moe_normalize_expert_weights": 1.0 if moe.renormalise else None,
+        },
+        "rope_parameters": rope,
+        "tie_word_embeddings": config.head.tied,
+    }
+
+
+FAMILIES = (Family("dbrx", "DbrxForCausalLM", read, write, TABLE),)
