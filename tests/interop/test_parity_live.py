@@ -25,7 +25,8 @@ SEED = 11
 # Only how fast it compiles.
 COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 LENGTH, SOURCE_LENGTH, BATCH = 21, 16, 2
-REKEYED = ("qwen1_14b", "ref_phi3_small")
+REFERENCES_HERE = ("ref_phi3_small", "ref_baichuan2_7b", "ref_baichuan2_13b")
+REKEYED = ("qwen1_14b", *REFERENCES_HERE)
 
 WIDE = {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 6}
 GROUPED = WIDE | {"num_key_value_heads": 3, "intermediate_size": 29}
@@ -96,6 +97,8 @@ SIZES = {
     "ref_transformer2017": PLAIN,
     "lamda_like": T5,
     "ref_gopher": PLAIN,
+    "ref_baichuan2_7b": WIDE | {"intermediate_size": 29},
+    "ref_baichuan2_13b": WIDE | {"intermediate_size": 29, "num_attention_heads": 9},
     "ref_phi3_small": WIDE | {"num_key_value_heads": 2, "ff_intermediate_size": 25},
 }
 for name in ("llama", "llama_linear", "llama_biased", "smollm2", "olmo", "olmo_clip", "olmo_1b"):
@@ -133,7 +136,7 @@ def test_logits_both_ways(name, tmp_path):
         model.save_pretrained(tmp_path / "theirs")
         config, params = load_pretrained(tmp_path / "theirs")
     np.testing.assert_allclose(ours(config, params, ids), expected, rtol=0, atol=TOLERANCE)
-    if name in REFERENCES_WITHOUT_FAMILY or name == "ref_phi3_small":
+    if name in REFERENCES_WITHOUT_FAMILY or name in REFERENCES_HERE:
         return  # transformers has no class for these
     save_pretrained(tmp_path / "ours", config, params)
     again = load_by_transformers(tmp_path / "ours", model)

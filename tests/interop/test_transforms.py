@@ -13,6 +13,7 @@ from jaxformer.interop.transforms import (
     Interleaved,
     LinearKernel,
     StackedExperts,
+    UnitRows,
 )
 
 D, N, K, H, F = 5, 6, 2, 3, 7
@@ -135,3 +136,10 @@ def test_experts_below_one_another(transposed):
     (ours,) = split(StackedExperts(transposed=transposed), theirs, [shape])
     at = (4, 2, 6) if transposed else (4, 6, 2)
     assert ours[at] == theirs[4 * F + 6, 2]
+
+
+def test_rows_of_length_one():
+    theirs = numbered((F, D)) + 1
+    (ours,) = UnitRows().from_hf(theirs, [(D, F)])
+    np.testing.assert_allclose(ours[:, 3], theirs[3] / np.sqrt((theirs[3] ** 2).sum()), rtol=1e-6)
+    split(UnitRows(), UnitRows().to_hf([ours]), [(D, F)])  # not divided again

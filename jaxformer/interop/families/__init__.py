@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from jaxformer.interop.families import (
+    baichuan,
     bloom,
     cohere,
     dbrx,
@@ -40,6 +41,7 @@ FAMILIES: Mapping[str, Family] = {
         *stablelm.FAMILIES,
         *nanochat.FAMILIES,
         *dbrx.FAMILIES,
+        *baichuan.FAMILIES,
         *gpt2.FAMILIES,
         *gptj.FAMILIES,
         *gpt_neox.FAMILIES,

@@ -1,5 +1,6 @@
 """Builds reference models with random parameters and records their logits."""
 
+import functools
 import math
 
 import torch
@@ -19,6 +20,8 @@ TORCH_MODELS = {
     "lamda_like": written.LamdaLike,
     "ref_gopher": written.Gopher,
     "ref_phi3_small": written.Phi3Small,
+    "ref_baichuan2_7b": functools.partial(written.Baichuan2, max_position_embeddings=64),
+    "ref_baichuan2_13b": written.Baichuan2,
 }
 NAMES = (*SPECS, *TORCH_MODELS)
 GAIN_FROM_ZERO = ("gemma2", "gemma3_text", "nemotron", "vaultgemma")  # scales are 1 + weight

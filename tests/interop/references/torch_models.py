@@ -239,3 +239,89 @@ class Phi3Small(TorchReference):
             x = x + layer["mlp"]["down_proj"](gate * (value + 1))
         x = self.model["final_layernorm"](x)
         return x @ self.model["embed_tokens"].weight.T / c.mup_width_multiplier
+
+
+BAICHUAN = {
+    "model_type": "baichuan",
+    "vocab_size": V,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "intermediate_size": 22,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "model_max_length": 64,
+    "z_loss_weight": 0,
+}
+
+
+class Baichuan2(TorchReference):
+    """Baichuan 2 in its released names: RoPE if it has `max_position_embeddings`, else ALiBi."""
+
+    def __init__(self, **changes):
+        super().__init__()
+        self.config = c = SimpleNamespace(**(BAICHUAN | changes))
+        d, hidden, eps = c.hidden_size, c.intermediate_size, c.rms_norm_eps
+
+        def linear(inputs, outputs):
+            return nn.Linear(inputs, outputs, bias=False)
+
+        def layer():
+            return nn.ModuleDict(
+                {
+                    "self_attn": nn.ModuleDict(
+                        {"W_pack": linear(d, 3 * d), "o_proj": linear(d, d)}
+                    ),
+                    "mlp": nn.ModuleDict(
+                        {
+                            "gate_proj": linear(d, hidden),
+                            "up_proj": linear(d, hidden),
+                            "down_proj": linear(hidden, d),
+                        }
+                    ),
+                    "input_layernorm": nn.RMSNorm(d, eps=eps),
+                    "post_attention_layernorm": nn.RMSNorm(d, eps=eps),
+                }
+            )
+
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(c.vocab_size, d),
+                "layers": nn.ModuleList(layer() for _ in range(c.num_hidden_layers)),
+                "norm": nn.RMSNorm(d, eps=eps),
+            }
+        )
+        self.lm_head = linear(d, c.vocab_size)
+
+    def attend(self, layer, x):
+        heads, length = self.config.num_attention_heads, x.shape[1]
+        width, at = x.shape[-1] // heads, torch.arange(length)
+        q, k, v = (
+            part.unflatten(-1, (heads, width)).transpose(1, 2)
+            for part in layer["W_pack"](x).chunk(3, -1)
+        )
+        bias = torch.zeros(heads, length, length)
+        if hasattr(self.config, "max_position_embeddings"):
+            phase = torch.outer(at, 10_000.0 ** (-torch.arange(0, width, 2) / width))
+            turn = torch.polar(torch.ones_like(phase), phase)
+            q, k = (
+                torch.cat([z.real, z.imag], -1)
+                for z in (torch.complex(*y.chunk(2, -1)) * turn for y in (q, k))
+            )
+        else:
+            power = 2 ** math.floor(math.log2(heads))
+            slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+            slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+            bias = torch.tensor(slopes)[:, None, None] * (at - at[:, None])
+        scores = q @ k.mT * width**-0.5 + bias
+        weights = scores.masked_fill(~causal(length), -torch.inf).softmax(-1)
+        return layer["o_proj"]((weights @ v).transpose(1, 2).flatten(-2))
+
+    def forward(self, input_ids):
+        x = self.model["embed_tokens"](input_ids)
+        for layer in self.model["layers"]:
+            x = x + self.attend(layer["self_attn"], layer["input_layernorm"](x))
+            y, mlp = layer["post_attention_layernorm"](x), layer["mlp"]
+            x = x + mlp["down_proj"](tf.silu(mlp["gate_proj"](y)) * mlp["up_proj"](y))
+        return self.model["norm"](x) @ tf.normalize(self.lm_head.weight).mT
