@@ -20,9 +20,12 @@ from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU
 from jaxformer.config.feed_forward import MLP as MLP
 from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
+from jaxformer.config.feed_forward import ExpertGroups as ExpertGroups
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.feed_forward import MoE as MoE
 from jaxformer.config.feed_forward import NoFeedForward as NoFeedForward
+from jaxformer.config.feed_forward import Router as Router
+from jaxformer.config.feed_forward import SharedExpert as SharedExpert
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation

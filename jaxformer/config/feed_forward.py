@@ -7,7 +7,7 @@ from typing import TypeVar
 from jaxtyping import Array
 
 from jaxformer import functional as F
-from jaxformer.checks import require, require_positive
+from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
@@ -157,20 +157,92 @@ class ClampedGEGLU(DenseFeedForward):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertGroups:
+    """Groups of experts with consecutive numbers, of which only the best are chosen from.
+
+    Attributes:
+        num_groups: Number of groups, all of the same size.
+        top_k: Groups that are kept for each token.
+        score: Score of a group: "max" is the largest score of its experts (DeepSeek V2), "top_2"
+            the sum of the two largest (DeepSeek V3).
+    """
+
+    num_groups: int
+    top_k: int
+    score: F.GroupScore = "top_2"
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "num_groups", "top_k")
+        require(
+            self.top_k <= self.num_groups,
+            "ExpertGroups.top_k must be at most num_groups; "
+            f"got top_k={self.top_k}, num_groups={self.num_groups}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """Scores the experts of a mixture, chooses top_k of them and weighs their outputs.
+
+        scores = score(x @ kernel + bias)
+        choice = top_k of (scores + selection_bias), in the groups that are kept
+        weights = scale * scores[choice] / sum(scores[choice])
+
+    Attributes:
+        score: Scores of the logits: "softmax" over the experts, or "sigmoid" of each.
+        bias: Whether the logits have a bias.
+        selection_bias: Whether a bias is added for the choice alone.
+        groups: Groups of experts; None chooses from all.
+        renormalise: Whether the scores of the choice are divided by their sum.
+        scale: Multiplies the weights.
+    """
+
+    score: F.ExpertScore = "softmax"
+    bias: bool = False
+    selection_bias: bool = False
+    groups: ExpertGroups | None = None
+    renormalise: bool = True
+    scale: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedExpert:
+    """An expert that every token meets beside the chosen ones.
+
+    Attributes:
+        expert: Its network, without biases.
+        gated: Whether its output is multiplied by the sigmoid of a projection to one feature.
+    """
+
+    expert: MLP | GLU
+    gated: bool = False
+
+    def __post_init__(self):
+        check_fields(self)
+        require(not self.expert.bias, f"Shared experts do not support biases; got {self.expert}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
     Attributes:
         expert: The network of each expert, without biases.
         num_experts: Number of experts.
-        top_k: Experts per token, those with the largest probabilities.
-        renormalise: Whether the probabilities of the top_k experts are divided by their sum.
+        top_k: Experts per token, those with the largest scores.
+        router: How experts are chosen and weighed.
+        shared: An expert that every token meets; None has none.
     """
 
     expert: MLP | GLU
     num_experts: int
     top_k: int = 2
-    renormalise: bool = True
+    router: Router = Router()
+    shared: SharedExpert | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -181,28 +253,54 @@ class MoE(FeedForward):
             f"got top_k={self.top_k}, num_experts={self.num_experts}.",
         )
         require(not self.expert.bias, f"MoE experts do not support biases; got {self.expert}.")
+        if (groups := self.router.groups) is not None:
+            require(
+                self.num_experts % groups.num_groups == 0,
+                "MoE.num_experts must be a multiple of num_groups; "
+                f"got num_experts={self.num_experts}, num_groups={groups.num_groups}.",
+            )
+            size = self.num_experts // groups.num_groups
+            require(
+                self.top_k <= groups.top_k * size,
+                f"MoE.top_k must be at most the {groups.top_k * size} experts of the "
+                f"{groups.top_k} groups that are kept; got top_k={self.top_k}.",
+            )
+            require(
+                groups.score == "max" or size >= 2,
+                f"ExpertGroups.score='top_2' needs groups of two experts or more; got {size}.",
+            )
 
     is_moe = True
 
     def flops(self, model_dim: int, length: int) -> int:
-        """FLOPs of the router and of the top_k experts for `length` tokens."""
-        return 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
+        """FLOPs of the router, the top_k experts and the shared one for `length` tokens."""
+        flops = 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
+        if self.shared is not None:
+            flops += self.shared.expert.flops(model_dim, length)
+            flops += 2 * length * model_dim * self.shared.gated
+        return flops
 
     def expert_flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the top_k experts for `length` tokens."""
         return self.top_k * self.expert.flops(model_dim, length)
 
     def hidden_width(self, model_dim: int) -> int:
-        """Outputs per token of the projections of the top_k experts from the model width."""
-        return self.top_k * self.expert.hidden_width(model_dim)
+        """Outputs per token of the projections of a token's experts from the model width."""
+        shared = 0 if self.shared is None else self.shared.expert.hidden_width(model_dim)
+        return self.top_k * self.expert.hidden_width(model_dim) + shared
 
     def tiny(self) -> "MoE":
         """Return the option at test size."""
+        groups, shared, num_experts = self.router.groups, self.shared, TINY_NUM_EXPERTS
+        if groups is not None:
+            groups, num_experts = replace(groups, num_groups=4, top_k=2), 2 * TINY_NUM_EXPERTS
         return replace(
             self,
             expert=self.expert.tiny(),
-            num_experts=min(self.num_experts, TINY_NUM_EXPERTS),
+            num_experts=num_experts if groups else min(self.num_experts, num_experts),
             top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
+            router=replace(self.router, groups=groups),
+            shared=shared and replace(shared, expert=shared.expert.tiny()),
         )
 
 

@@ -106,6 +106,8 @@ from jaxformer.functional.losses import (
 )
 from jaxformer.functional.losses import logit_statistics as logit_statistics
 from jaxformer.functional.losses import token_cross_entropy as token_cross_entropy
+from jaxformer.functional.moe import ExpertScore as ExpertScore
+from jaxformer.functional.moe import GroupScore as GroupScore
 from jaxformer.functional.moe import RouterTotals as RouterTotals
 from jaxformer.functional.moe import Routing as Routing
 from jaxformer.functional.moe import expert_capacity as expert_capacity

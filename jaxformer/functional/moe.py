@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
 from jaxformer.functional.argument_checks import typechecked
+
+ExpertScore: TypeAlias = Literal["softmax", "sigmoid"]
+GroupScore: TypeAlias = Literal["max", "top_2"]
 
 
 class Routing(NamedTuple):
@@ -20,36 +23,76 @@ class Routing(NamedTuple):
 
 
 @typechecked
-def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = True) -> Routing:
-    """Top-k routing: choose the most likely experts of each token.
+def route(
+    logits: Float[Array, "*batch E"],
+    *,
+    top_k: int,
+    score: ExpertScore = "softmax",
+    selection_bias: Float[Array, " E"] | None = None,
+    num_groups: int = 1,
+    top_k_groups: int = 1,
+    group_score: GroupScore = "top_2",
+    renormalise: bool = True,
+    scale: float = 1.0,
+) -> Routing:
+    """Top-k routing: choose the experts with the largest scores, and weigh them.
 
-        p = softmax(logits);    weights = p[chosen] / sum(p[chosen])
+        s = softmax(logits) or sigmoid(logits)
+        chosen = top_k of (s + selection_bias), in the groups with the largest scores
+        weights = scale * s[chosen] / sum(s[chosen])
 
     Args:
         logits: Router logits.
         top_k: Experts per token.
-        renormalise: False omits the division, so that weights sum to less than 1.
+        score: Function from logits to scores.
+        selection_bias: Bias of the choice alone, without a gradient; None has none.
+        num_groups: Groups of experts with consecutive numbers.
+        top_k_groups: Groups that are kept for each token.
+        group_score: Score of a group: the largest score of its experts, bias included, or the sum
+            of the two largest.
+        renormalise: False omits the division.
+        scale: Multiplies the weights.
 
     Returns:
         Expert ids, and weights in float32.
 
     Raises:
-        ValueError: If `top_k` is not between 1 and the number of experts.
+        ValueError: If `top_k` is not between 1 and the number of experts in the groups that are
+            kept, or the groups do not divide the experts.
 
     References:
         Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
         Layer, 2017. arXiv:1701.06538, section 2.1
         Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2.1
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024. arXiv:2412.19437, section 2.1.2
     """
-    if not 1 <= top_k <= logits.shape[-1]:
+    num_experts = logits.shape[-1]
+    if num_groups < 1 or num_experts % num_groups or not 1 <= top_k_groups <= num_groups:
         raise ValueError(
-            f"top_k must be from 1 to the number of experts, {logits.shape[-1]}; got {top_k}."
+            f"num_groups must divide the {num_experts} experts, and top_k_groups be from 1 to "
+            f"num_groups; got num_groups={num_groups}, top_k_groups={top_k_groups}."
         )
-    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-    weights, experts = jax.lax.top_k(probabilities, top_k)
+    count = num_experts // num_groups * top_k_groups
+    if not 1 <= top_k <= count:
+        raise ValueError(f"top_k must be from 1 to the number of experts, {count}; got {top_k}.")
+    wide = logits.astype(jnp.float32)
+    scores = jax.nn.softmax(wide, axis=-1) if score == "softmax" else jax.nn.sigmoid(wide)
+    selection = scores
+    if selection_bias is not None:
+        bias = jax.lax.stop_gradient(selection_bias.astype(jnp.float32))
+        selection = scores + jnp.broadcast_to(bias, scores.shape)
+    if num_groups > 1:
+        grouped = selection.reshape(*selection.shape[:-1], num_groups, -1)
+        best = jax.lax.top_k(grouped, 1 if group_score == "max" else 2)[0]
+        _, kept = jax.lax.top_k(jnp.sum(best, axis=-1), top_k_groups)
+        is_kept = jnp.any(jax.nn.one_hot(kept, num_groups, dtype=bool), axis=-2)
+        grouped = jnp.where(is_kept[..., None], grouped, -jnp.inf)
+        selection = grouped.reshape(selection.shape)
+    _, experts = jax.lax.top_k(selection, top_k)
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
     if renormalise:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return Routing(experts, weights)
+        weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-20)
+    return Routing(experts, weights * scale)
 
 
 @typechecked
@@ -255,8 +298,9 @@ class RouterTotals(NamedTuple):
 @typechecked
 def router_totals(
     logits: Float[Array, "*batch T E"],
+    expert_ids: Integer[Array, "*batch T top_k"],
     *,
-    top_k: int,
+    score: ExpertScore = "softmax",
     mask: Bool[Array, "*#batch T"] | None = None,
     num_token_axes: int | None = None,
 ) -> RouterTotals:
@@ -264,7 +308,8 @@ def router_totals(
 
     Args:
         logits: Router logits, with leading axes for layers.
-        top_k: Experts per token.
+        expert_ids: The experts of each token, from `route`.
+        score: As in `route`; sigmoids are divided by their sum.
         mask: True for tokens to include; None is all.
         num_token_axes: Number of token axes before the last axis; the axes before them are layers.
             None is two (batch and time), or one if there is only one.
@@ -290,11 +335,15 @@ def router_totals(
             mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape), shape
         )
         weights = weights.astype(jnp.float32)
-    experts = route(wide, top_k=top_k).expert_ids
-    choices = jnp.sum(jax.nn.one_hot(experts, wide.shape[-1], dtype=jnp.float32), axis=-2)
+    choices = jnp.sum(jax.nn.one_hot(expert_ids, wide.shape[-1], dtype=jnp.float32), axis=-2)
+    if score == "softmax":
+        probabilities = jax.nn.softmax(wide, axis=-1)
+    else:
+        probabilities = jax.nn.sigmoid(wide)
+        probabilities /= jnp.sum(probabilities, axis=-1, keepdims=True)
     return RouterTotals(
         jnp.sum(choices * weights[..., None], axis=token_axes),
-        jnp.sum(jax.nn.softmax(wide, axis=-1) * weights[..., None], axis=token_axes),
+        jnp.sum(probabilities * weights[..., None], axis=token_axes),
         jnp.sum(jnp.square(jax.nn.logsumexp(wide, axis=-1)) * weights, axis=token_axes),
         jnp.sum(weights, axis=token_axes),
     )

@@ -77,26 +77,76 @@ class FeedForward(nn.Module):
         return down(hidden)
 
     def moe(self, x: Float[Array, "*batch T D"], option: c.MoE) -> Float[Array, "..."]:
-        """Mixture of experts with a float32 router."""
-        float32_runtime, kernel_init = (
-            replace(self.runtime, dtype=jnp.float32),
-            self.config.initialisation.projection,
-        )
-        logits = Linear(
-            (option.num_experts,), kernel_init, float32_runtime, "model -> features", name="router"
-        )(x)
-        if not self.is_initializing():  # `init` returns only parameters
-            self.sow("router", "logits", logits)
+        """Mixture of experts with a float32 router, and a shared expert if there is one."""
         tensor = self.runtime.mesh_axes.tensor
         output = F.mixture_of_experts(
             F.copy_to_tensor_parallel(x.astype(self.runtime.dtype), tensor),
-            F.route(logits, top_k=option.top_k, renormalise=option.renormalise),
+            self.route(x, option),
             GroupedExperts(self.config, option, self.runtime, name="experts"),
             num_experts=option.num_experts,
             axis_name=self.runtime.mesh_axes.expert,
             capacity_factor=self.runtime.expert_capacity_factor,
         )
+        if option.shared is not None:
+            output = output + self.shared_expert(x, option.shared)
         return output if self.keep_partial_sums else F.reduce_from_tensor_parallel(output, tensor)
+
+    def route(self, x: Float[Array, "*batch T D"], option: c.MoE) -> F.Routing:
+        """Choose and weigh the experts of each token, in float32."""
+        router, runtime = option.router, replace(self.runtime, dtype=jnp.float32)
+        logits = Linear(
+            (option.num_experts,),
+            self.config.initialisation.projection,
+            runtime,
+            "model -> features",
+            bias=router.bias,
+            name="router",
+        )(x)
+        selection_bias = None
+        if router.selection_bias:
+            selection_bias = sharded_parameter(
+                self,
+                "selection_bias",
+                nn.initializers.zeros_init(),
+                (option.num_experts,),
+                "choices",
+                runtime,
+            )
+        groups = router.groups or c.ExpertGroups(num_groups=1, top_k=1, score="max")
+        routing = F.route(
+            logits,
+            top_k=option.top_k,
+            score=router.score,
+            selection_bias=selection_bias,
+            num_groups=groups.num_groups,
+            top_k_groups=groups.top_k,
+            group_score=groups.score,
+            renormalise=router.renormalise,
+            scale=router.scale,
+        )
+        if not self.is_initializing():  # `init` returns only parameters
+            self.sow("router", "logits", logits)
+            self.sow("router", "expert_ids", routing.expert_ids)
+        return routing
+
+    def shared_expert(
+        self, x: Float[Array, "*batch T D"], option: c.SharedExpert
+    ) -> Float[Array, "*batch T D"]:
+        """The expert that every token meets; partial sums over tensor-parallel devices."""
+        expert = FeedForward(
+            self.config, option.expert, self.runtime, keep_partial_sums=True, name="shared"
+        )
+        output = expert(x)
+        if not option.gated:
+            return output
+        gate = Linear(
+            (1,),
+            self.config.initialisation.projection,
+            self.runtime,
+            "model -> features",
+            name="shared_gate",
+        )
+        return output * jax.nn.sigmoid(gate(x))
 
 
 class GroupedExperts(nn.Module):

@@ -264,6 +264,9 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
             if option.is_moe:
                 num_moe_layers += 1
                 yield from uneven(f"{prefix}num_experts", option.num_experts, "expert")
+                if option.shared is not None:
+                    width = option.shared.expert.hidden_dim
+                    yield from uneven(f"{prefix}hidden_dim of the shared expert", width, "tensor")
                 option = option.expert
             if option.input_projections:
                 yield from uneven(f"{prefix}hidden_dim", option.hidden_dim, "tensor")

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -103,18 +104,22 @@ def router_losses(
 ) -> Float[Array, ""]:
     """Mean over MoE layers of the weighted load-balancing and z losses."""
     losses = []
-    for path, logits in jax.tree_util.tree_leaves_with_path(router_outputs):
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    outputs = flatten_dict(router_outputs, sep="/")
+    for path, (logits,) in outputs.items():
+        if not path.endswith("/logits"):
+            continue
+        (expert_ids,) = outputs[f"{path.removesuffix('/logits')}/expert_ids"]
+        names = path.split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack = config.encoder_config if "encoder" in names else config
         first = 0 if "first_layers" in names else len(stack.first_layers)
         feed_forward: Any = stack.layer(first + int(layer.removeprefix("layer_"))).feed_forward
-        if not feed_forward.is_moe:
-            continue
         mask = batch.loss_mask
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0
-        local_totals = F.router_totals(logits, top_k=feed_forward.top_k, mask=jnp.asarray(mask))
+        local_totals = F.router_totals(
+            logits, expert_ids, score=feed_forward.router.score, mask=jnp.asarray(mask)
+        )
         # One by one: up to JAX 0.7, a sum of several has no transpose if some have no gradient.
         totals = jax.tree.map(lambda x: jax.lax.psum(x, axis_names), local_totals)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)

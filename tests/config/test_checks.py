@@ -62,6 +62,8 @@ NEEDED = {
     "short_factors": (1.0,),
     "long_factors": (1.0,),
     "num_experts": 4,
+    "num_groups": 2,
+    "top_k": 1,
     "num_encoder_layers": 2,
     "attention": c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=8),
     "kinds": (c.Decay(num_heads=4, head_dim=8),),

@@ -680,7 +680,20 @@ OTHERS = [
         feed_forward=(
             c.ClampedGEGLU(hidden_dim=3, limit=2.0, bias=False),
             c.GLU(hidden_dim=3, bias=True),
-            c.MoE(expert=c.MLP(hidden_dim=3), num_experts=4, top_k=3, renormalise=False),
+            c.MoE(
+                expert=c.MLP(hidden_dim=3),
+                num_experts=4,
+                top_k=3,
+                router=c.Router(
+                    score="sigmoid",
+                    bias=True,
+                    selection_bias=True,
+                    groups=c.ExpertGroups(num_groups=2, top_k=2, score="max"),
+                    renormalise=False,
+                    scale=2.5,
+                ),
+                shared=c.SharedExpert(expert=c.MLP(hidden_dim=3), gated=True),
+            ),
         ),
         norm=c.RMSNorm(parameters="none"),
         topology=c.Encoder(),

@@ -129,7 +129,7 @@ def test_integers_that_int32_does_not_hold_are_refused():
         lambda mask: F.partial_attention(*[ones(5, 4)] * 3, mask, scale=1.0),
         lambda mask: F.batch_norm(ones(5, 5, 2), mask=mask),
         lambda mask: F.cross_entropy(ones(5, 5, 9), jnp.zeros((5, 5), int), mask=mask),
-        lambda mask: F.router_totals(ones(5, 5, 4), top_k=1, mask=mask),
+        lambda mask: F.router_totals(ones(5, 5, 4), jnp.zeros((5, 5, 1), int), mask=mask),
     ],
 )
 def test_masks_that_are_not_boolean_are_refused(call):

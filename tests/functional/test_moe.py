@@ -105,11 +105,80 @@ def test_impossible_choices_are_refused(top_k):
         F.route(LOGITS, top_k=top_k)
 
 
+def routed_by_hand(logits, bias, top_k, groups, kept, group_score, score, renormalise, scale):
+    """One token, in float64, by sorting."""
+    logits = np.asarray(logits, np.float64)
+    exp = np.exp(logits)
+    scores = exp / exp.sum() if score == "softmax" else 1 / (1 + np.exp(-logits))
+    selection = scores + bias
+    by_group = [sorted(group, reverse=True) for group in np.split(selection, groups)]
+    worth = [g[0] if group_score == "max" else g[0] + g[1] for g in by_group]
+    best = sorted(range(groups), key=lambda g: -worth[g])[:kept]
+    size = len(logits) // groups
+    candidates = [e for e in range(len(logits)) if e // size in best]
+    chosen = sorted(candidates, key=lambda e: -selection[e])[:top_k]
+    weights = scores[chosen] / (scores[chosen].sum() if renormalise else 1)
+    return chosen, weights * scale
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    "groups, kept, group_score", [(1, 1, "max"), (4, 2, "max"), (4, 2, "top_2"), (3, 1, "top_2")]
+)
+def test_a_router_chooses_by_biased_scores_in_the_best_groups(score, groups, kept, group_score):
+    logits, bias = draw(1000, 12), 0.3 * draw(12)
+    options = dict(top_k=3, score=score, renormalise=groups != 3, scale=1 + groups / 2)
+    routing = F.route(
+        logits,
+        selection_bias=bias,
+        num_groups=groups,
+        top_k_groups=kept,
+        group_score=group_score,
+        **options,
+    )
+    for t in range(len(logits)):
+        chosen, weights = routed_by_hand(
+            logits[t], bias, groups=groups, kept=kept, group_score=group_score, **options
+        )
+        assert routing.expert_ids[t].tolist() == chosen
+        np.testing.assert_allclose(routing.weights[t], weights, rtol=2e-6)
+
+
+def test_the_bias_of_the_choice_has_no_gradient_and_no_weight():
+    bias = jnp.float32([0.0, 0.0, 5.0, 0.0])
+
+    def weights(logits, bias):
+        routing = F.route(logits, top_k=1, selection_bias=bias, renormalise=False)
+        assert routing.expert_ids.shape == (R, 1)
+        return jnp.sum(routing.weights)
+
+    total, gradients = jax.value_and_grad(weights, argnums=(0, 1))(LOGITS, bias)
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    np.testing.assert_allclose(total, p[:, 2].sum(), rtol=1e-5)
+    expected = p * (p[:, 2:3] * -1) + np.eye(E)[2] * p[:, 2:3]
+    np.testing.assert_allclose(gradients[0], expected, atol=1e-6)
+    np.testing.assert_array_equal(gradients[1], 0)
+
+
+@pytest.mark.parametrize(
+    "groups, message",
+    [
+        (dict(num_groups=3), "num_groups must divide the 4 experts"),
+        (dict(num_groups=2, top_k_groups=3), "top_k_groups=3"),
+        (dict(num_groups=4, top_k_groups=1), "top_k must be from 1 to the number of experts, 1"),
+    ],
+)
+def test_impossible_groups_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        F.route(LOGITS, top_k=2, **groups)
+
+
 # Losses
 
 
-def totals(logits, mask=None):
-    return F.router_totals(logits, top_k=2, mask=mask)
+def totals(logits, mask=None, top_k=2, **options):
+    expert_ids = F.route(logits, top_k=top_k).expert_ids
+    return F.router_totals(logits, expert_ids, mask=mask, **options)
 
 
 def test_an_even_load_costs_one_and_a_collapsed_one_the_number_of_experts():
@@ -117,7 +186,7 @@ def test_an_even_load_costs_one_and_a_collapsed_one_the_number_of_experts():
     loss = F.load_balance_loss(totals(even))
     np.testing.assert_allclose(loss, 1, rtol=1e-5)
     all_to_one = jnp.broadcast_to(jnp.asarray([50.0, 0, 0, 0]), (1, R, E))
-    only = F.load_balance_loss(F.router_totals(all_to_one, top_k=1))
+    only = F.load_balance_loss(totals(all_to_one, top_k=1))
     np.testing.assert_allclose(only, E, rtol=1e-5)
 
 
@@ -141,14 +210,14 @@ def test_flat_tokens_have_the_totals_of_rows():
         for a, b in zip(totals(flat, in_flat), totals(logits, counted), strict=True):
             assert a.shape == b.shape
             np.testing.assert_allclose(a, b, rtol=1e-5)
-    by_layer = F.router_totals(logits, top_k=2, num_token_axes=1)
+    by_layer = totals(logits, num_token_axes=1)
     assert by_layer.expert_counts.shape == (2, E)
 
 
 @pytest.mark.parametrize("axes", [0, 2, -1])
 def test_axes_of_tokens_are_those_that_there_are(axes):
     with pytest.raises(ValueError, match=rf"from 1 to 1 for logits \(6, 4\); got {axes}\."):
-        F.router_totals(draw(6, 4), top_k=2, num_token_axes=axes)
+        totals(draw(6, 4), num_token_axes=axes)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +259,12 @@ def test_only_probabilities_pass_the_gradient_of_the_balance():
     expected = E / R * p * (share - (p @ share)[:, None])
     gradient = jax.grad(lambda x: F.load_balance_loss(totals(x[None])))(jnp.float32(logits))
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_sigmoids_are_divided_by_their_sum():
+    logits = np.asarray(draw(2, R, E), np.float64)
+    expert_ids = F.route(np.float32(logits), top_k=2, score="sigmoid").expert_ids
+    p = 1 / (1 + np.exp(-logits))
+    sigmoid_totals = F.router_totals(np.float32(logits), expert_ids, score="sigmoid")
+    expected = (p / p.sum(-1, keepdims=True)).sum((0, 1))
+    np.testing.assert_allclose(sigmoid_totals.probability_sums, expected, rtol=1e-5)

@@ -33,6 +33,10 @@ def mixture(x, logits, kernels):
     return F.mixture_of_experts(x, F.route(logits, top_k=2), experts, num_experts=3)
 
 
+def gate_totals(x):
+    return F.router_totals(x, F.route(x, top_k=2).expert_ids, num_token_axes=1)
+
+
 # name: function, arguments with a leading axis to map over: the gradient is taken of the first
 CASES = {
     "layer_norm": (F.layer_norm, (X,)),
@@ -88,18 +92,9 @@ CASES = {
     "route": (lambda x: F.route(x, top_k=2).weights, (GATE,)),
     "grouped_matmul": (F.grouped_matmul, (X, KERNELS, GROUPS)),
     "mixture_of_experts": (mixture, (X, draw(2, 3, 3), KERNELS)),
-    "router_totals": (
-        lambda x: F.router_totals(x, top_k=2, num_token_axes=1).probability_sums,
-        (GATE,),
-    ),
-    "load_balance_loss": (
-        lambda x: F.load_balance_loss(F.router_totals(x, top_k=2, num_token_axes=1)),
-        (GATE,),
-    ),
-    "router_z_loss": (
-        lambda x: F.router_z_loss(F.router_totals(x, top_k=2, num_token_axes=1)),
-        (GATE,),
-    ),
+    "router_totals": (lambda x: gate_totals(x).probability_sums, (GATE,)),
+    "load_balance_loss": (lambda x: F.load_balance_loss(gate_totals(x)), (GATE,)),
+    "router_z_loss": (lambda x: F.router_z_loss(gate_totals(x)), (GATE,)),
     "ring_buffer_slots": (lambda p, valid: F.ring_buffer_slots(p, valid, 2), (TOKENS, TOKENS > 0)),
     "write_slots": (F.write_slots, (draw(2, 4, 5), X, SLOTS)),
     "seen_tokens": (lambda x: F.seen_tokens(x, 7), (TOKENS,)),

@@ -10,6 +10,7 @@ from jaxformer.config import (
     LayerNorm,
     NTKScaling,
     RMSNorm,
+    Router,
     Sinusoid,
     T5Bias,
     TransformerConfig,
@@ -173,5 +174,5 @@ MUTATIONS = {
     "gate of t5": Mutation("mt5", feed_forward(activation="gelu")),
     "clamped": Mutation("ref_phi3_small", feed_forward(limit=20.0)),
     "top k": Mutation("mixtral", feed_forward(top_k=3)),
-    "renormalised": Mutation("mixtral", feed_forward(renormalise=False)),
+    "renormalised": Mutation("mixtral", feed_forward(router=Router(renormalise=False))),
 }

@@ -15,6 +15,7 @@ from jaxformer.config import (
     ClampedGEGLU,
     Decay,
     Embedding,
+    ExpertGroups,
     Fire,
     Hybrid,
     Latent,
@@ -26,6 +27,8 @@ from jaxformer.config import (
     QKNorm,
     RMSNorm,
     Rope,
+    Router,
+    SharedExpert,
     SharedKV,
     Sinusoid,
     T5Bias,
@@ -41,6 +44,19 @@ EVERYWHERE = ("q", "k", "v", "o")
 STRETCHED = Yarn(factor=4.0, original_max_length=4)
 T5 = T5Bias(num_buckets=8, max_distance=6)
 LEARNED = Embedding(positions=Learned(max_length=LENGTH, offset=2), dim=5, norm=LayerNorm())
+GROUPED = MoE(
+    expert=MLP(hidden_dim=5),
+    num_experts=8,
+    top_k=3,
+    router=Router(
+        score="sigmoid",
+        bias=True,
+        selection_bias=True,
+        groups=ExpertGroups(num_groups=4, top_k=2),
+        scale=2.5,
+    ),
+    shared=SharedExpert(expert=GLU(hidden_dim=7), gated=True),
+)
 OPTIONS = {  # of attention where its name is there, else of the model
     "positions": {
         "learned": dict(positions=(None,), embedding=LEARNED),
@@ -71,7 +87,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
     "feed-forward": {
         "glu": {},
         "mixed": dict(feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))),
-        "experts": dict(feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4),)),
+        "experts": dict(feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4), GROUPED)),
     },
     "scores": {
         "plain": {},

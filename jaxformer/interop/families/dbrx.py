@@ -80,8 +80,9 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
                 ),
                 num_experts=experts.integer("moe_num_experts", 4),
                 top_k=experts.integer("moe_top_k", 1),
-                renormalise="moe_normalize_expert_weights" in experts
-                or "moe_normalize_expert_weights" not in experts.values,
+                router=c.Router(
+                    renormalise=experts.get("moe_normalize_expert_weights", 1) is not None
+                ),
             ),
         ),
         norm=c.LayerNorm(eps=EPS, parameters="scale"),
@@ -112,7 +113,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
             "ffn_act_fn": {"name": hf_activation_name(moe.expert.activation)},
             "moe_num_experts": moe.num_experts,
             "moe_top_k": moe.top_k,
-            "moe_normalize_expert_weights": 1.0 if moe.renormalise else None,
+            "moe_normalize_expert_weights": 1.0 if moe.router.renormalise else None,
         },
         "rope_parameters": rope,
         "tie_word_embeddings": config.head.tied,

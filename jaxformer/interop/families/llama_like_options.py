@@ -363,7 +363,7 @@ class OlmoMoE:
         return {
             "num_experts": moe.num_experts,
             "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.renormalise,
+            "norm_topk_prob": moe.router.renormalise,
         }
 
     def _read_moe(self, reader: ConfigReader, width_name: str, width: int | None = None) -> c.MoE:
@@ -372,7 +372,7 @@ class OlmoMoE:
             expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
             num_experts=reader.integer("num_experts", count),
             top_k=reader.integer("num_experts_per_tok", self.top_k),
-            renormalise=reader.boolean("norm_topk_prob", False),
+            router=c.Router(renormalise=reader.boolean("norm_topk_prob", False)),
         )
 
 
@@ -404,7 +404,7 @@ class QwenMoE(OlmoMoE):
         return {
             "num_experts": moe.num_experts,
             "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.renormalise,
+            "norm_topk_prob": moe.router.renormalise,
             "moe_intermediate_size": moe.expert.hidden_dim,
             "intermediate_size": next(iter(dense), moe.expert).hidden_dim,
             "mlp_only_layers": [i for i, x in enumerate(branches) if x in dense],
