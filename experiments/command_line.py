@@ -21,7 +21,7 @@ import tyro
 from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
-from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, max_vocab_size
+from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
 from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
@@ -98,7 +98,7 @@ def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
     """
     old, new = (getattr(x, "tokenizer", None) for x in (default, run))
     corpus = getattr(run, "corpus", None)
-    if isinstance(corpus, Packed) and old == new:
+    if isinstance(corpus, Packed) and old == new and not isinstance(new, PretrainedTokenizer):
         folder = fetch_tokenizer(corpus, run.cache)
         if (folder / "tokenizer.json").exists():
             new = PretrainedTokenizer(path=str(folder))
@@ -261,7 +261,7 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
 
 def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if path_types and Path(text).exists():
+    if path_types and (is_store(text) or Path(text).exists()):
         return path_types[0](path=text)
     value = from_python(text, dataclasses_by_name(kinds))
     if not isinstance(value, kinds):

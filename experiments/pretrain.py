@@ -17,7 +17,7 @@ run at a time can use a folder.
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -261,7 +261,7 @@ def with_epochs_as_steps(run: Pretrain, rows: data.AnyRows) -> Pretrain:
     if rows.epoch is None:
         raise ValueError(
             f"--epochs {run.epochs:g} needs the number of rows, which a corpus of a store has only "
-            "when all of it is tokenized; pass --steps."
+            "when all of it is tokenized; pass --epochs None --steps NUMBER."
         )
     # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
     steps = math.ceil(Fraction(str(run.epochs)) * rows.epoch / run.batch_size)
@@ -408,7 +408,8 @@ class LanguageModelingData(TrainData):
         self._run, self._corpus, self._mesh = run, corpus, setup.mesh
         self.tokenizer, self.sequence_length = corpus.tokenizer, run.length
         self.gzip = data.cached_gzip_bits_per_byte(corpus.sources, corpus.tokenizer, corpus.cache)
-        self.get_batch = batch_getter(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
+        self._batches = make_batches(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
+        self.get_batch = lambda step: put_batch(self._batches[step], setup.mesh, run.batch_size)
         self._eval_step = train_step.make_eval_step(setup.model, setup.mesh)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -419,6 +420,10 @@ class LanguageModelingData(TrainData):
     def files(self) -> dict[str, str]:
         """Records of the sources, with which a resumed run compares them."""
         return {CORPUS_FILE: checked_json([source.record for source in self._corpus.sources])}
+
+    def is_ready(self, step: int) -> bool:
+        """Whether the batch need not wait for a file of a store."""
+        return self._batches.is_ready(step)
 
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
@@ -442,13 +447,10 @@ class LanguageModelingData(TrainData):
         return Evaluation(metrics, loss=bits)
 
 
-def batch_getter(
-    rows: data.AnyRows, mesh: Mesh, batch_size: int, *, seed: int
-) -> Callable[[int], data.Batch]:
-    """Function of k that returns the sharded batch of step k + 1."""
+def make_batches(rows: data.AnyRows, mesh: Mesh, batch_size: int, *, seed: int) -> data.Batches:
+    """The batches of this process."""
     local_rows = local_batch_slice(mesh, batch_size)
-    batches = data.Batches(rows, batch_size=batch_size, seed=seed, local_rows=local_rows)
-    return lambda step: put_batch(batches[step], mesh, batch_size)
+    return data.Batches(rows, batch_size=batch_size, seed=seed, local_rows=local_rows)
 
 
 def evaluate_rows(

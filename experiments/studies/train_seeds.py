@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.pretrain import batch_getter, evaluate_rows
+from experiments.pretrain import evaluate_rows, make_batches
 from experiments.training.memory_checks import check_compiled_memory
 from jaxformer import data
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.runtime import Remat
-from jaxformer.parallel import parameter_metadata
+from jaxformer.parallel import parameter_metadata, put_batch
 from jaxformer.training import loop
 from jaxformer.training.gradient import AnyBatch, Objective
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
@@ -64,7 +64,8 @@ class StudyTraining(NamedTuple):
 
     def batch_getter(self, seed: int) -> Callable[[int], data.Batch]:
         """Function of k that returns the batch of step k + 1 of one seed."""
-        return batch_getter(self.rows, self.mesh, self.batch_size, seed=seed)
+        batches = make_batches(self.rows, self.mesh, self.batch_size, seed=seed)
+        return lambda step: put_batch(batches[step], self.mesh, self.batch_size)
 
 
 class SeedResults(NamedTuple):

@@ -44,6 +44,7 @@ from jaxformer.training.profiling import Profile, profile, profile_tables
 from jaxformer.training.progress import Progress, format_count
 from jaxformer.training.signals import defer_signals
 
+WAIT_SECONDS = 0.1  # between looks for signals while a batch is not ready
 RATES_PER_BLOCK = 4096  # learning rates computed in one call
 MIN_WINDOW_SECONDS, MIN_WINDOW_STEPS = (1.0, 8)  # shortest window of the mean throughput
 
@@ -167,6 +168,10 @@ class TrainData(Protocol):
     def files(self) -> dict[str, str]:
         """Additional files for the output folder: their contents, by name."""
         return {}
+
+    def is_ready(self, step: int) -> bool:
+        """Whether `get_batch(step)` returns at once."""
+        return True
 
     def batch_of_each_shape(self, step: int) -> Iterable[AnyBatch]:
         """One batch of each shape, for which the train step is compiled."""
@@ -296,6 +301,11 @@ def run_steps(
         pauses = step % run.evaluate_every == 0 or step % run.save_every == 0
         return pauses or step + 1 in (profiled.start, profiled.stop)
 
+    def waits(step: int) -> bool:
+        """Whether the next step must wait; processes stop at one step, so several do not ask."""
+        is_last = step >= run.steps or jax.process_count() > 1
+        return not is_last and not recorder.train_data.is_ready(step)
+
     with defer_signals() as signals, contextlib.ExitStack() as trace:
         profiler = StepProfiler(recorder, trace)
         if 0 < profiled.start <= start_step:
@@ -307,7 +317,7 @@ def run_steps(
             recorder.train_data.get_batch,
             start_step=start_step,
             stop_step=run.steps,
-            should_sync=lambda step: signals.should_stop(step) or should_pause(step),
+            should_sync=lambda step: signals.should_stop(step) or should_pause(step) or waits(step),
             max_consecutive_skips=run.skip_step.max_consecutive_skips,
         )
         for step, state, results in steps:
@@ -323,6 +333,12 @@ def run_steps(
                 raise signals.to_error()
             if should_pause(step):
                 recorder.meter.reset()
+            while waits(step):
+                time.sleep(WAIT_SECONDS)
+                if signals.should_stop(step):
+                    if step % run.save_every:  # else it is saved
+                        recorder.save(step, state, None)
+                    raise signals.to_error()
             profiler.start_before(step + 1)
         if signals.should_stop(run.steps + 1):  # received while the last state was saved
             raise signals.to_error()

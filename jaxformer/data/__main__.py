@@ -12,12 +12,13 @@ with its part; the parts are one corpus.
 import argparse
 import re
 import shutil
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from jaxformer.config import from_python
-from jaxformer.data.corpus import Documents, StandardLibrary, TextFiles, corpus_size
+from jaxformer.data.corpus import Documents, NoTextError, StandardLibrary, TextFiles, corpus_size
 from jaxformer.data.corpus_cache import CachedSource, cached_tokenizer
 from jaxformer.data.packing import METADATA, open_packed, write_packed
 from jaxformer.data.stores import fetch_files, is_store, store_has, upload
@@ -80,7 +81,7 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
     """Tokenize one part of a corpus into a folder.
 
     Every document with an index of `number` - 1 modulo `count` belongs to the part; of a corpus in
-    a store every file, each of which becomes a part.
+    a store every shard, each of which becomes a part: a file, or several small ones.
 
     Args:
         corpus: `TextFiles` or `StandardLibrary`.
@@ -94,42 +95,44 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
             cannot be read or written.
         OSError: The disk is full.
     """
-    folder = Path(output)
-    if is_store(output):
-        folder = Path("runs/cache/tokens", json_digest(output)[:32])
-        fetch_files(output, (IDENTITY_FILE, *TOKENIZER_FILES), folder)
+    cache = Path("runs/cache") if is_store(output) else Path(output, ".cache")
     source: CachedSource | StreamedSource
     if isinstance(corpus, TextFiles) and is_store(corpus.path):
-        source = StreamedSource(corpus, folder=folder / ".cache")
+        source = StreamedSource(corpus, folder=cache)
         names, num_parts = list(source.names), len(source.names)
         parts = {i + 1: source.documents(name) for i, name in enumerate(names)}
         parts = dict(list(parts.items())[number - 1 :: count])
         text_key = json_digest([source.shard_key(name) for name in names])
     else:
-        source, num_parts = CachedSource(corpus, folder=folder / ".cache"), count
+        source, num_parts = CachedSource(corpus, folder=cache), count
         documents, text_key = source.documents, source.text_key
         parts = {number: Documents(lambda: islice(iter(documents), number - 1, None, count))}
     built = cached_tokenizer(
         tokenizer,
         [source],
-        folder / ".cache",
+        cache,
         on_train=lambda size: print(f"  training the tokenizer on {size:,} bytes", flush=True),
     )
-    write_identity(folder, output, text_key, built, num_parts)
+    digest = json_digest(built.to_json())
+    identity = {"text": text_key, "tokenizer": digest, "parts": num_parts}
+    folder = Path(output)
+    if is_store(output):  # parts are written here before they are uploaded
+        folder = cache / "tokens" / json_digest([output, identity])[:32]
+    write_identity(folder, output, built, identity)
     for part, part_documents in parts.items():
         tokenize_part(part_documents, built, folder, output, part_name(part, num_parts))
 
 
 def write_identity(
-    folder: Path, output: str, text_key: str, tokenizer: Tokenizer, num_parts: int
+    folder: Path, output: str, tokenizer: Tokenizer, identity: dict[str, Any]
 ) -> None:
     """Save the tokenizer and what the parts are made of, or compare with what is there.
 
     Raises:
         ValueError: The folder has another text or tokenizer.
     """
-    digest = json_digest(tokenizer.to_json())
-    identity = {"text": text_key, "tokenizer": digest, "parts": num_parts}
+    if is_store(output):
+        fetch_files(output, (IDENTITY_FILE, *TOKENIZER_FILES), folder)
     known = read_checked_json(folder / IDENTITY_FILE)
     if known is None:
         tokenizer.save(folder)
@@ -162,14 +165,18 @@ def tokenize_part(
         size = corpus_size(documents)
         if not size.num_documents:
             raise ValueError(f"{output}/{name} has no document; use fewer parts.")
-        rows = write_packed(
-            documents,
-            tokenizer,
+        write = partial(
+            write_packed,
+            tokenizer=tokenizer,
             row_length=1,
             folder=folder / name,
             size=size,
             on_progress=TokenizationProgress(),
         )
+        try:
+            rows = write(documents)
+        except NoTextError:
+            rows = write(())
     if is_store(output):
         files = sorted((folder / name).iterdir(), key=lambda path: path.name == METADATA)
         upload(files, f"{output}/{name}")

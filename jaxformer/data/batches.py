@@ -81,16 +81,30 @@ class Batches:
         step = index(step)
         if step < 0:
             raise ValueError(f"step must be at least 0; got {step}.")
-        if self._mixed is None:
-            places = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
-        else:
-            places = self._mixed[step]
-        numbers, offset = np.empty_like(places := places[self._local]), 0
+        places, offset = self._places(step), 0
+        numbers = np.empty_like(places)
         for number, part in enumerate(self._parts):
             is_of_part = places // MAX_ROWS == number
             numbers[is_of_part] = offset + self._row_numbers(part, places[is_of_part] % MAX_ROWS)
             offset += len(part)
         return _make_batch(self._rows, numbers)
+
+    def is_ready(self, step: int) -> bool:
+        """Whether `self[step]` need not wait for a file of a store."""
+        places = self._places(step)
+        return all(
+            part.is_ready(places[places // MAX_ROWS == number] % MAX_ROWS)
+            for number, part in enumerate(self._parts)
+            if isinstance(part, StreamedRows)
+        )
+
+    def _places(self, step: int) -> np.ndarray:
+        """Places of the local rows in all epochs, by `MAX_ROWS` times the part."""
+        if self._mixed is None:
+            places = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
+        else:
+            places = self._mixed[step]
+        return places[self._local]
 
     def _row_numbers(self, part: AnyRows, places: np.ndarray) -> np.ndarray:
         """Rows at these places of all epochs of a part, one after another."""

@@ -151,6 +151,10 @@ class Mixture:
 Corpus: TypeAlias = Source | Mixture
 
 
+class NoTextError(ValueError):
+    """All documents are empty, or no answer fits in a row."""
+
+
 class Document(NamedTuple):
     """One text with a name that is unique in its corpus."""
 
@@ -314,7 +318,7 @@ def documents(
                     num_nonempty += 1
                     yield document
         if not num_nonempty:
-            raise ValueError(
+            raise NoTextError(
                 f"{path} has no text: all {num_documents} documents in {len(paths)} files are "
                 "empty."
             )

@@ -274,6 +274,6 @@ def describe_differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """The first files that differ, and how."""
     words = {name: "is missing" for name in old.keys() - new.keys()}
     words |= {name: "is new" for name in new.keys() - old.keys()}
-    words |= {n: "has another content" for n in old.keys() & new.keys() if old[n] != new[n]}
+    words |= {n: "has changed" for n in old.keys() & new.keys() if old[n] != new[n]}
     shown = [f"{name} {word}" for name, word in sorted(words.items())[:3]]
     return ", ".join(shown) + (f" and {len(words) - 3} more" if len(words) > 3 else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.data.checked_files import CheckedFile
-from jaxformer.data.corpus import AnyDocument, CorpusSize, corpus_size
+from jaxformer.data.corpus import AnyDocument, CorpusSize, NoTextError, corpus_size
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.temporary_folders import LOCK, temporary_folder
@@ -113,7 +113,8 @@ def write_packed(
         OSError: As for `pack`.
     """
     num_bytes_done = 0
-    parts = folder.with_name(f".{folder.name}.parts")
+    digest = json_digest(tokenizer.to_json())[:16]
+    parts = folder.with_name(f".{folder.name}.{digest}.parts")
     try:
         with _atomic_folder(folder) as temporary:
             writer = RowWriter(temporary, tokenizer, row_length, keep_whole=size.has_instructions)
@@ -263,7 +264,7 @@ def _open_written(
 ) -> PackedRows:
     """Complete a folder of rows by its metadata, and open it; error if no answer fits in a row."""
     if size.has_instructions and not writer.num_bytes:
-        raise ValueError(
+        raise NoTextError(
             f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
             "tokens without an answer; use longer rows."
             if writer.num_truncated

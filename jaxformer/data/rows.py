@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer, Shaped
 
 from jaxformer.data.checked_files import CheckedFile
+from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 
 RowIndex: TypeAlias = int | np.integer | slice | list[int] | np.ndarray
 
@@ -217,6 +218,23 @@ class PackedRows:
             if smallest < 0:
                 numbers = np.where(numbers < 0, numbers + count, numbers)
         return numbers if self.row_numbers is None else self.row_numbers[numbers]
+
+
+def empty_rows(tokenizer: Tokenizer, row_length: int) -> PackedRows:
+    """No rows."""
+    nothing = np.zeros(0, np.int64)
+    return PackedRows(
+        tokens=np.full(1, tokenizer.end_of_text),
+        starts=nothing,
+        document_bytes=nothing,
+        num_inputs=0,
+        row_length=row_length,
+        end_of_text=tokenizer.end_of_text,
+        num_documents=0,
+        num_bytes=0,
+        num_targets=0,
+        bos_token_id=bos_token_id(tokenizer),
+    )
 
 
 def _windows(

@@ -1,6 +1,10 @@
 """Reads files of the Hugging Face hub and of object stores, by the filesystems of fsspec."""
 
+import errno
 import logging
+import queue
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +20,12 @@ from jaxformer.json_files import json_digest
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 23  # of one request
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between tries; each pause doubles
+POLL_SECONDS = 0.2
 MAX_PAUSES = 60.0, 900.0  # seconds of pauses without progress: of a listing, of reading a file
 # What tells a version of a file from another, in the order of preference.
 VERSION_FIELDS = (
-    "blob_id", "xet_hash", "ETag", "etag", "md5Hash", "generation", "LastModified", "mtime",
-    "created",
+    "blob_id", "xet_hash", "ETag", "etag", "md5Hash", "generation", "LastModified",
+    "Last-Modified", "mtime", "created",
 )  # fmt: skip
 # Packages with the filesystems that fsspec has not itself.
 PACKAGES = {
@@ -32,6 +37,7 @@ PACKAGES = {
     "https": "aiohttp",
 }
 FATAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 TEMPORARY_STATUS = (408, 425, 429)  # of the codes between 400 and 499
 
 
@@ -68,7 +74,7 @@ def is_store(path: str) -> bool:
     Returns:
         Whether it has a scheme.
     """
-    return "://" in path
+    return re.match(r"\w[\w+.-]*://", path) is not None
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -109,20 +115,25 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
         ValueError: There is none, the store cannot be read, or it is of an unknown kind.
         ImportError: ``fsspec`` or the filesystem of this store is not installed.
     """
+    if url.startswith(("http:", "https:")) and url.endswith("/"):
+        raise ValueError(f"{url}: a web server has no folders; pass a file or a pattern.")
     filesystem, path = open_filesystem(url)
     is_pattern = any(character in path for character in "*?[")
 
-    def find() -> dict[str, dict[str, Any]]:
+    def find() -> tuple[bool, dict[str, dict[str, Any]]]:
         filesystem.invalidate_cache()
-        if is_pattern:
-            matches = filesystem.glob(path, detail=True)
-            return {k: info for k, info in matches.items() if info["type"] == "file"}
-        info = filesystem.info(path)
-        if info["type"] == "file":
-            return {path: info}
-        return dict(filesystem.find(path, detail=True))
+        if is_pattern and not filesystem.exists(path):
+            infos = filesystem.glob(path, detail=True)
+            infos = {k: info for k, info in infos.items() if info["type"] == "file"}
+        elif (info := filesystem.info(path))["type"] == "file":
+            return False, {path: info}
+        else:
+            infos = dict(filesystem.find(path, detail=True))
+        # Web servers list names alone.
+        complete = {k: x if x.get("size") else filesystem.info(k) for k, x in infos.items()}
+        return is_pattern, complete
 
-    infos = with_retries(find, url, MAX_PAUSES[0])
+    is_pattern, infos = with_retries(find, url, MAX_PAUSES[0])
     root = path.rstrip("/")
     if is_pattern or list(infos) == [path]:
         parts = PurePosixPath(path).parts
@@ -154,9 +165,13 @@ def download(file: StoreFile, target: Path, check_stop: Callable[[], None]) -> N
         OSError: The local file cannot be written.
     """
     with open(target, "wb") as local:
-        for chunk in _chunks(file, check_stop):
-            check_stop()
-            local.write(chunk)
+        for chunk in _read_ahead(_chunks(file, check_stop), check_stop):
+            try:
+                local.write(chunk)
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"Downloading {file.url} to {target.parent} failed: {error}"
+                ) from error
 
     def version() -> str:
         file.filesystem.invalidate_cache()
@@ -166,6 +181,32 @@ def download(file: StoreFile, target: Path, check_stop: Callable[[], None]) -> N
         raise ValueError(
             f"{file.url} has changed since the run began. Restore it, or start a new run."
         )
+
+
+def _read_ahead(chunks: Iterator[bytes], check_stop: Callable[[], None]) -> Iterator[bytes]:
+    """Read in a daemon thread, so that a stalled connection does not delay `check_stop`."""
+    read: queue.Queue[bytes | Exception | None] = queue.Queue(2)
+
+    def run() -> None:
+        try:
+            for chunk in chunks:
+                read.put(chunk)
+            read.put(None)
+        except Exception as error:
+            read.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        check_stop()
+        try:
+            item = read.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            continue
+        if item is None:
+            return
+        if isinstance(item, Exception):
+            raise item
+        yield item
 
 
 def fetch_files(url: str, names: Sequence[str], folder: Path) -> Path:
@@ -250,7 +291,7 @@ class _Retries:
         until = time.monotonic() + self._pause
         while (remaining := until - time.monotonic()) > 0:
             self._check_stop()
-            time.sleep(min(remaining, 0.2))
+            time.sleep(min(remaining, POLL_SECONDS))
         self._sum, self._count = self._sum + self._pause, self._count + 1
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
@@ -262,7 +303,7 @@ def _is_temporary(error: Exception) -> bool:
         status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in TEMPORARY_STATUS
-    if isinstance(error, (*FATAL, ImportError)):
+    if isinstance(error, (*FATAL, ImportError)) or getattr(error, "errno", None) in FATAL_ERRNO:
         return False
     # Each client has errors of its own; those of Python itself are of the network, or faults.
     is_of_client = type(error).__module__ != "builtins"

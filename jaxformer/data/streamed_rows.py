@@ -96,22 +96,39 @@ class StreamedRows:
     def __len__(self) -> int:
         return MAX_ROWS
 
+    def is_ready(self, index: Sequence[int] | np.ndarray) -> bool:
+        """Whether the shards of these rows are open; else they are opened in the background."""
+        for position in np.unique(np.asarray(index, np.int64)).tolist():
+            while not self._ends or self._ends[-1] <= position:
+                place = len(self._ends)
+                name = self._epoch_and_name(place)[1]
+                if name not in self.sizes and not self._open_ahead(place).done():
+                    return False
+                self._add_end()
+            if not self._open_ahead(int(np.searchsorted(self._ends, position, "right"))).done():
+                return False
+        return True
+
     def __getitem__(self, index: Sequence[int] | np.ndarray) -> PackedRow:
+        if not len(index):
+            nothing = np.zeros((0, self.row_length), np.int32)
+            return PackedRow(np.zeros((0, self.row_length + 1), np.int32), nothing, nothing)
         rows = [shard[numbers] for shard, numbers in self._locate(index)]
         order = self._order(index)
         return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
 
     def loss_mask_at(self, index: Sequence[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
         """Loss mask of the rows with these indices."""
+        if not len(index):
+            return np.zeros((0, self.row_length), bool)
         masks = [shard.loss_mask_at(numbers) for shard, numbers in self._locate(index)]
         return np.concatenate(masks)[self._order(index)]
 
     def _locate(self, index: Sequence[int] | np.ndarray) -> list[tuple[PackedRows, np.ndarray]]:
         """(shard, row numbers in it) for each shard of the rows, in the order of the stream."""
         positions = np.sort(np.asarray(index, np.int64), kind="stable")
-        while positions.size and (not self._ends or self._ends[-1] <= positions[-1]):
-            end = self._ends[-1] if self._ends else 0
-            self._ends.append(end + self._size(len(self._ends)).num_rows)
+        while not self._ends or self._ends[-1] <= positions[-1]:
+            self._add_end()
         places = np.searchsorted(self._ends, positions, side="right")
         located = []
         for place in np.unique(places).tolist():
@@ -132,6 +149,14 @@ class StreamedRows:
         epoch, number = divmod(place, len(self._names))
         return epoch, self._names[permutation(len(self._names), self._seed, epoch)[number]]
 
+    def _add_end(self) -> None:
+        """Add the end of one more shard in the stream."""
+        place = len(self._ends)
+        end = (self._ends[-1] if place else 0) + self._size(place).num_rows
+        self._ends.append(end)
+        if place + 1 == len(self._names) and not end:
+            raise ValueError(f"None of the {len(self._names)} files has a row of text.")
+
     def _size(self, place: int) -> ShardSize:
         _, name = self._epoch_and_name(place)
         if name not in self.sizes:
@@ -142,15 +167,19 @@ class StreamedRows:
         return self.sizes[name]
 
     def _shard(self, place: int) -> PackedRows:
+        try:
+            return self._open_ahead(place).result()
+        except Exception:
+            del self._shards[place]
+            raise
+
+    def _open_ahead(self, place: int) -> Future[PackedRows]:
+        """Open a shard and the next ones in the background."""
         for number in range(place, place + 1 + SHARDS_AHEAD):
             if number not in self._shards:
                 _, name = self._epoch_and_name(number)
                 self._shards[number] = self._open_in_thread(name)
-        try:
-            return self._shards[place].result()
-        except Exception:
-            del self._shards[place]
-            raise
+        return self._shards[place]
 
     def _open_in_thread(self, name: str) -> Future[PackedRows]:
         """Open a shard when those before it are open; the end of the process ends the thread."""

@@ -18,6 +18,7 @@ from jaxformer.data.corpus import (
     CorpusSize,
     Documents,
     Instructions,
+    NoTextError,
     Packed,
     SourceFiles,
     TextFiles,
@@ -27,11 +28,11 @@ from jaxformer.data.corpus import (
 from jaxformer.data.corpus_cache import PartName, describe_differences
 from jaxformer.data.mixed_rows import AnyRows
 from jaxformer.data.packing import FORMAT_VERSION, METADATA, pack
-from jaxformer.data.rows import PackedRows
+from jaxformer.data.rows import PackedRows, empty_rows
 from jaxformer.data.splits import Split, split
 from jaxformer.data.stores import StoreFile, download, fetch_files, is_store, list_store
 from jaxformer.data.streamed_rows import ShardSize, StreamedRows
-from jaxformer.data.temporary_folders import temporary_folder
+from jaxformer.data.temporary_folders import delete_unused, temporary_folder, use_folder
 from jaxformer.data.tokenized_source import (
     PART_NAME,
     TOKEN_SUFFIXES,
@@ -42,6 +43,8 @@ from jaxformer.data.tokenized_source import (
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import json_digest
+
+MIN_SHARD_BYTES = 1 << 26  # smaller files are read together
 
 
 class ShardedSource:
@@ -66,7 +69,7 @@ class ShardedSource:
         recorded: Mapping[str, Any] | None = None,
         buffer_bytes: int = 20_000_000_000,
     ):
-        """Compare the shards with those of an earlier start.
+        """Compare the files with those of an earlier start.
 
         Args:
             source: The source.
@@ -77,7 +80,7 @@ class ShardedSource:
                 of the shard that it is taken of.
             max_bytes: Maximum number of bytes to hold out.
             recorded: The `record` of an earlier start.
-            buffer_bytes: Maximum number of bytes of tokenized shards on the disk, besides the two
+            buffer_bytes: Maximum number of bytes of tokenized shards on the disk, besides those
                 that are in use.
 
         Raises:
@@ -87,11 +90,10 @@ class ShardedSource:
         self.source: Any = source  # of the types that a subclass takes
         self._folder, self._buffer_bytes = folder.absolute(), buffer_bytes
         self.names = tuple(shards)
-        self._versions = {
-            name: files[0].version if len(files) == 1 else json_digest([x.version for x in files])
-            for name, files in shards.items()
-        }
-        known = recorded or {"files": self._versions, "sizes": {}}
+        self._versions = {x.name: x.version for files in shards.values() for x in files}
+        known: Mapping[str, Any] = {"files": self._versions, "sizes": {}}
+        if recorded is not None:
+            known = recorded if "files" in recorded else {"files": recorded, "sizes": {}}
         if self._versions != known["files"]:
             raise ValueError(
                 f"The text of {source.path} is not that of the run: "
@@ -99,14 +101,16 @@ class ShardedSource:
                 "new run."
             )
         self._sizes = {name: ShardSize(*size) for name, size in known["sizes"].items()}
-        self.num_bytes = sum(file.size or 0 for files in shards.values() for file in files)
-        self.first = min(self.names, key=lambda name: hashlib.sha256(name.encode()).digest())
+        sizes = {name: sum(x.size or 0 for x in files) for name, files in shards.items()}
+        self.num_bytes = sum(sizes.values())
+        large = [name for name, size in sizes.items() if size >= self.num_bytes / len(sizes)]
+        self.first = min(large, key=lambda name: hashlib.sha256(name.encode()).digest())
         share = max(held_out, min(0.5, held_out * len(self.names)))
         self._share: dict[str, Any] = {"held_out": share, "max_bytes": max_bytes}
 
     @property
     def record(self) -> dict[str, Any]:
-        """Version of each shard, and the sizes of those that have been read."""
+        """Version of each file, and the sizes of the shards that have been read."""
         return {"files": self._versions, "sizes": dict(self._sizes)}
 
     @cached_property
@@ -116,9 +120,9 @@ class ShardedSource:
 
     def shard_key(self, name: str) -> str:
         """Digest of all that determines the text of a shard."""
-        options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
-        kind = type(self.source).__name__
-        return json_digest([FORMAT_VERSION, kind, options, name, self._versions[name]])
+        options = {k: x for k, x in asdict(self.source).items() if k != "suffixes"}
+        kind, files = type(self.source).__name__, self._files[name]
+        return json_digest([FORMAT_VERSION, kind, options, [(x.name, x.version) for x in files]])
 
     def _stream(
         self, tokenizer: Tokenizer, row_length: int, open_shard: Callable[[str], PackedRows]
@@ -135,33 +139,39 @@ class ShardedSource:
             bos_token_id=bos_token_id(tokenizer),
         )
 
-    def _shard_folder(self, key: str) -> Path:
-        """Folder of a shard in the buffer."""
-        return self._folder / "shards" / json_digest(key)[:32]
+    @contextlib.contextmanager
+    def _shard_folder(self, key: str) -> Iterator[tuple[Path, list[Any]]]:
+        """Folder of a shard in the buffer, which is not deleted while something is in the list."""
+        folder, users = self._folder / "shards" / json_digest(key)[:32], list[Any]()
+        lock = use_folder(folder)
+        try:
+            yield folder, users
+        finally:
+            if lock is not None and users:
+                weakref.finalize(users[0], lock.close)
+            elif lock is not None:
+                lock.close()
+        self._delete_oldest(folder.parent)
 
-    def _delete_oldest(self, newest: Path) -> None:
-        """Delete shards that exceed the buffer, the oldest first, but not the last two."""
+    def _delete_oldest(self, folder: Path) -> None:
+        """Delete the oldest shards that exceed the buffer and that no process uses."""
         shards = list[tuple[float, int, Path]]()
-        for path in newest.parent.iterdir():
-            # Other threads and processes write and delete meanwhile.
-            with contextlib.suppress(FileNotFoundError):
-                if path == newest:
-                    os.utime(path)
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # others delete meanwhile
                 shards.append((path.stat().st_mtime, _folder_size(path), path))
         excess = sum(size for _, size, _ in shards) - self._buffer_bytes
-        for _, size, path in sorted(shards)[:-2]:
-            # One with a hidden folder is being written by another process.
-            if excess > 0 and not any(path.glob(".*")):
-                shutil.rmtree(path, ignore_errors=True)
+        for _, size, path in sorted(shards):
+            if excess > 0 and delete_unused(path):
                 excess -= size
 
 
 class StreamedSource(ShardedSource):
     """A text in a store, such as ``hf://datasets/NAME``; like `CachedSource`.
 
-    A file at a time is downloaded, tokenized and deleted, in the background of a run, so the disk
-    has one file of text and a bounded number of tokenized files. Held-out text, and the text that
-    a tokenizer is trained on, are of one file, which a hash of the names chooses.
+    A shard, which is a file or several small ones, is downloaded, tokenized and deleted in the
+    background of a run, so the disk has one or two shards of text and a bounded number of tokenized
+    ones. Held-out text, and the text that a tokenizer is trained on, are of one shard, which a hash
+    of the names chooses among those of more than average size.
     """
 
     def __init__(
@@ -184,10 +194,9 @@ class StreamedSource(ShardedSource):
             ImportError: The filesystem of this store is not installed.
         """
         suffixes, self._keys = source_keys(source)
-        files = list_store(source.path, suffixes)
-        super().__init__(source, {name: [file] for name, file in files.items()}, **options)
+        super().__init__(source, _group(list_store(source.path, suffixes)), **options)
         self._template = template
-        self._lock, self._first_file = threading.Lock(), list[Path]()
+        self._lock, self._first_files = threading.Lock(), dict[str, Path]()
         self._closing = contextlib.ExitStack()
         weakref.finalize(self, self._closing.close)
 
@@ -243,51 +252,63 @@ class StreamedSource(ShardedSource):
         )
 
     def documents(self, name: str) -> Documents:
-        """The documents of a file, which is downloaded when they are iterated over."""
-        (file,) = self._files[name]
+        """The documents of a shard, which is downloaded when they are iterated over."""
+        files = self._files[name]
 
         def read() -> Iterator[AnyDocument]:
-            with self._local_file(name, file) as path:
-                files = SourceFiles(path, self._keys, {name: path})
+            with self._local_files(name) as paths:
+                source_files = SourceFiles(next(iter(paths.values())).parent, self._keys, paths)
+                texts = documents(self.source, template=self._template, files=source_files)
                 try:
-                    for document in documents(self.source, template=self._template, files=files):
+                    for document in texts:
                         check_main_thread()
                         yield document
                 except ValueError as error:
-                    raise ValueError(str(error).replace(str(path), file.url)) from error
+                    message = str(error)
+                    for file in files:
+                        message = message.replace(str(paths[file.name]), file.url)
+                    kind = NoTextError if isinstance(error, NoTextError) else ValueError
+                    raise kind(message) from error
 
-        size = CorpusSize(1, isinstance(self.source, Instructions), file.size or 0)
-        return Documents(read, None if name == self.first else lambda: size)
+        is_first, num_bytes = name == self.first, sum(file.size or 0 for file in files)
+        size = CorpusSize(1, isinstance(self.source, Instructions), num_bytes)
+        return Documents(read, None if is_first else lambda: size)
 
     def _open(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
-        """Tokenize a file, or open its rows; of the first one without the held-out text."""
+        """Tokenize a shard, or open its rows; of the first one without the held-out text."""
         if name == self.first:
             key, texts = f"{self.key} train", self.lazy("train")
         else:
             key, texts = self.shard_key(name), self.documents(name)
-        folder = self._shard_folder(key)
-        rows = pack(texts, tokenizer, row_length=row_length, folder=folder, key=key)
-        self._delete_oldest(folder)
+        with self._shard_folder(key) as (folder, users):
+            try:
+                rows = pack(texts, tokenizer, row_length=row_length, folder=folder, key=key)
+            except NoTextError:
+                rows = empty_rows(tokenizer, row_length)
+            users.append(rows)
         return rows
 
     @contextlib.contextmanager
-    def _local_file(self, name: str, file: StoreFile) -> Iterator[Path]:
-        """Download a file and delete it at the end; the first one at the end of the process."""
+    def _local_files(self, name: str) -> Iterator[dict[str, Path]]:
+        """Download a shard and delete it at the end; the first one at the end of the process."""
         if name != self.first:
-            with self._download(file) as path:
-                yield path
+            with self._download(name) as paths:
+                yield paths
             return
         with self._lock:
-            if not self._first_file:
-                self._first_file.append(self._closing.enter_context(self._download(file)))
-        yield self._first_file[0]
+            if not self._first_files:
+                self._first_files |= self._closing.enter_context(self._download(name))
+        yield self._first_files
 
     @contextlib.contextmanager
-    def _download(self, file: StoreFile) -> Iterator[Path]:
+    def _download(self, name: str) -> Iterator[dict[str, Path]]:
         with temporary_folder(self._folder / "download") as folder:
-            path = folder / PurePosixPath(file.name).name
-            download(file, path, check_main_thread)
-            yield path
+            paths = dict[str, Path]()
+            for number, file in enumerate(self._files[name]):
+                paths[file.name] = folder / str(number) / PurePosixPath(file.name).name
+                paths[file.name].parent.mkdir()
+                download(file, paths[file.name], check_main_thread)
+            yield paths
 
 
 class StreamedTokens(ShardedSource):
@@ -348,19 +369,33 @@ class StreamedTokens(ShardedSource):
 
         def open_rows(name: str) -> PackedRows:
             shard = self._open(name)
-            if name != self.first:
-                return replace(shard.rows, row_length=row_length)
-            rows = shard.pack(part, tokenizer, row_length=row_length)
-            assert isinstance(rows, PackedRows)  # of one part
+            if name == self.first:
+                rows = shard.pack(part, tokenizer, row_length=row_length)
+                assert isinstance(rows, PackedRows)  # of one part
+            else:
+                rows = replace(shard.rows, row_length=row_length)
+                if not shard.counts_bytes:
+                    num_bytes = round(self._bytes_per_token * rows.num_targets)
+                    rows = replace(rows, num_bytes=num_bytes)
+            weakref.finalize(rows, lambda shard: None, shard)  # which locks its folder
             return rows
 
         return self._stream(tokenizer, row_length, open_rows)
 
+    @cached_property
+    def _bytes_per_token(self) -> float:
+        """Bytes per token of the held-out text, for tokens of other programs."""
+        return self._open(self.first).bytes_per_token()
+
     def _open(self, name: str) -> TokenizedSource:
-        """Download a shard, unless it is in the buffer."""
-        folder = self._shard_folder(self.shard_key(name))
-        final = folder / "tokens"
-        if not final.exists():
+        """Download a shard, unless it is in the buffer, and again if it is damaged there."""
+        with self._shard_folder(self.shard_key(name)) as (folder, users):
+            final = folder / "tokens"
+            if final.exists():
+                try:
+                    return self._open_local(folder, users)
+                except ValueError:
+                    shutil.rmtree(final, ignore_errors=True)
             with temporary_folder(final) as temporary:
                 for file in self._files[name]:
                     path = temporary / _local_name(file.name)
@@ -368,16 +403,28 @@ class StreamedTokens(ShardedSource):
                     download(file, path, check_main_thread)
                 with contextlib.suppress(OSError):  # another process was faster
                     os.rename(temporary, final)
-        self._delete_oldest(folder)
-        try:
-            return TokenizedSource(
-                replace(self.source, path=str(final)),
-                self._tokenizer,
-                folder=self._folder,
-                **self._share,
-            )
-        except ValueError as error:
-            raise ValueError(f"{self.source.path}, {name}: {error}") from error
+            try:
+                return self._open_local(folder, users)
+            except ValueError as error:
+                raise ValueError(f"{self.source.path}, {name}: {error}") from error
+
+    def _open_local(self, folder: Path, users: list[Any]) -> TokenizedSource:
+        source = replace(self.source, path=str(folder / "tokens"))
+        opened = TokenizedSource(source, self._tokenizer, folder=folder, **self._share)
+        users.append(opened)
+        return opened
+
+
+def _group(files: Mapping[str, StoreFile]) -> dict[str, list[StoreFile]]:
+    """Shards of the files: files in order until they have `MIN_SHARD_BYTES`."""
+    shards, size = list[list[StoreFile]](), MIN_SHARD_BYTES
+    for file in files.values():
+        if size >= MIN_SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(file)
+        size += MIN_SHARD_BYTES if file.size is None else file.size
+    return {shard[0].name: shard for shard in shards}
 
 
 def fetch_tokenizer(source: Packed, cache: Path) -> Path:
@@ -414,12 +461,16 @@ def list_token_shards(url: str) -> dict[str, list[StoreFile]]:
     """
     files = list_store(url)
     paths = {PurePosixPath(name): file for name, file in files.items()}
-    parts = {path.parent for path in paths if path.name == METADATA}
-    if parts:
-        by_name = {part.name: part for part in parts}
+    written = {path.parent for path in paths if path.name == METADATA}
+    if written:
+        parts = {path.name: path for path in written if PART_NAME.fullmatch(path.name)}
+        if len({path.parent for path in written}) > 1 or len(parts) < len(written):
+            raise ValueError(
+                f"{url} has tokenized text in several folders; pass that of the parts."
+            )
         return {
-            name: [file for path, file in paths.items() if path.parent == by_name[name]]
-            for name in sorted_parts(by_name, url)
+            name: [file for path, file in paths.items() if path.parent == parts[name]]
+            for name in sorted_parts(parts, url)
         }
     shards = {
         str(path): [file, *filter(None, [paths.get(path.with_suffix(".idx"))])]

@@ -1,6 +1,7 @@
-"""Temporary folders that a killed process leaves and the next one deletes."""
+"""Folders that other processes may delete unless they are locked."""
 
 import contextlib
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -46,3 +47,43 @@ def _delete_abandoned(final: Path) -> None:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(temporary, ignore_errors=True)
+
+
+def use_folder(folder: Path) -> IO[str] | None:
+    """Create a folder and lock it against `delete_unused`, until the file is closed.
+
+    Returns:
+        The lock; None on a disk that cannot be written, where nothing is deleted either.
+    """
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / LOCK, "w")  # noqa: SIM115
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        except OSError:
+            return None
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        if (folder / LOCK).exists():
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            return lock
+        lock.close()
+
+
+def delete_unused(folder: Path) -> bool:
+    """Delete a folder unless a process uses it; returns whether it is gone."""
+    try:
+        with open(folder / LOCK) as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # At once, so that nobody begins to use what is half deleted.
+            deleted = folder.with_name(f".deleted.{secrets.token_hex(8)}")
+            folder.rename(deleted)
+        shutil.rmtree(deleted, ignore_errors=True)
+    except FileNotFoundError:
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return False
+    return True

@@ -36,6 +36,7 @@ class TokenizedSource:
         source: The source.
         record: Digest of each part, by its name.
         key: Digest of all that determines the rows of both parts.
+        counts_bytes: Whether the bytes of the text are known; not of other programs' tokens.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class TokenizedSource:
                 that of the run.
         """
         self.source, self._held_out, self._max_bytes = source, held_out, max_bytes
-        self._tokenizer, self._folder, self._counts_bytes = tokenizer, folder, True
+        self._tokenizer, self._folder, self.counts_bytes = tokenizer, folder, True
         files = token_files(Path(source.path))
         if files:
-            self._counts_bytes = False
+            self.counts_bytes = False
             self._parts = dict(_open_files(files, source, tokenizer, folder))
         else:
             folders = part_folders(Path(source.path))
@@ -109,8 +110,8 @@ class TokenizedSource:
             ValueError: A part has no document.
         """
         parts = [replace(rows, row_length=row_length) for rows in self._split[part]]
-        if not self._counts_bytes:
-            bytes_per_token = self._bytes_per_token()
+        if not self.counts_bytes:
+            bytes_per_token = self.bytes_per_token()
             parts = [replace(x, num_bytes=round(bytes_per_token * x.num_targets)) for x in parts]
         return parts[0] if len(parts) == 1 else ConcatenatedRows(tuple(parts))
 
@@ -120,7 +121,7 @@ class TokenizedSource:
         (rows,) = self._parts.values()
         return rows
 
-    def _bytes_per_token(self) -> float:
+    def bytes_per_token(self) -> float:
         """Bytes per token of the held-out text, which is decoded once."""
         tokens = sum(rows.num_targets for rows in self._split["held_out"])
         texts = (document.text for document in self.lazy("held_out"))

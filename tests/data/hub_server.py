@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ class HubServer:
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files, self.faults = dict(files), list[int | str | None]()
+        self.stall_seconds, self.release = 3.0, threading.Event()  # or until it is set
         self.num_downloads, self._at = 0, dict[int, Callable[[], None]]()
         server = QuietServer(("127.0.0.1", 0), self._handler())
         server.daemon_threads = True
@@ -117,7 +117,7 @@ class HubServer:
                 if fault == "stall":
                     self.wfile.write(part[:10])
                     self.wfile.flush()
-                    time.sleep(3)
+                    hub.release.wait(hub.stall_seconds)
                 elif fault == "cut":
                     self.wfile.write(part[: len(part) // 2])
                     self.close_connection = True

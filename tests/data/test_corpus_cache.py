@@ -204,7 +204,7 @@ def test_a_run_whose_text_changed_is_told_which_files(texts):
     (texts / "b.txt").unlink()
     write(texts / "d.txt", "new")
     write(texts / "e.txt", "new")
-    message = "a.txt has another content, b.txt is missing, d.txt is new and 1 more. Restore it"
+    message = "a.txt has changed, b.txt is missing, d.txt is new and 1 more. Restore it"
     with pytest.raises(ValueError, match=f"texts is not that of the run: {message}"):
         data.CachedSource(corpus, held_out=0.2, folder=cache, recorded=before)
 

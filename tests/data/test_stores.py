@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import threading
 from pathlib import Path
 
 import fsspec
@@ -75,6 +76,8 @@ def test_files_of_a_folder_of_a_pattern_and_one(store):
     assert listed("flaky://b/*/[ae].*") == ["c/a.txt", "c/e.csv"]
     store.pipe("/b/c/s/f.jsonl", b"{}")
     assert listed("flaky://b/c") == ["s/f.jsonl"]  # a dataset's README is not its text
+    store.pipe("/b/c/x[1].txt", b"x")
+    assert listed("flaky://b/c/x[1].txt") == ["x[1].txt"]
     file = stores.list_store("flaky://b/c", SUFFIXES)["s/f.jsonl"]
     assert file.size == 2 and file.url.endswith("b/c/s/f.jsonl")
 
@@ -88,6 +91,7 @@ def test_files_of_a_folder_of_a_pattern_and_one(store):
         ("flaky://", "flaky:// names no folder; pass flaky://NAME/FOLDER"),
         ("gs:///c", "gs:///c names no folder; pass gs://NAME/FOLDER"),
         ("nope://b/c", "nope://b/c: Protocol not known: nope"),
+        ("https://b/c/", "https://b/c/: a web server has no folders; pass a file or a pattern"),
     ],
 )
 def test_addresses_without_text_are_named(store, url, message):
@@ -171,3 +175,33 @@ def test_versions_are_those_of_the_store():
     info = {"size": 3, "ETag": "x", "mtime": 1.5}
     same = stores._version({"size": 3, "ETag": "x", "mtime": 2.5})
     assert stores._version(info) == same != stores._version({**info, "ETag": "y"})
+
+
+def test_a_full_store_is_not_tried_again(store, tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(TEXT)
+    calls = []
+
+    def full(*arguments):
+        calls.append(arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Flaky, "put_file", full)
+    with pytest.raises(ValueError, match="flaky://b/c/a cannot be reached: OSError: .*No space"):
+        stores.upload([tmp_path / "a"], "flaky://b/c")
+    assert len(calls) == 1
+
+
+def test_a_stalled_read_does_not_delay_the_end(store, tmp_path, monkeypatch):
+    store.pipe("/b/a.txt", TEXT)
+    (file,) = stores.list_store("flaky://b/a.txt", SUFFIXES).values()
+    stalled, asked = threading.Event(), []
+    monkeypatch.setattr(Flaky, "_open", lambda *_, **__: stalled.wait(60))
+
+    def check_stop():
+        asked.append(None)
+        if len(asked) > 3:
+            raise InterruptedError("the end")
+
+    with pytest.raises(InterruptedError, match="the end"):
+        stores.download(file, tmp_path / "a", check_stop)
+    stalled.set()

@@ -1,6 +1,7 @@
 """Corpora in a store: the same rows in the same order for every process and after every start."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def text(shard, number):
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 1)
     filesystem = fsspec.filesystem("memory")
     for shard, size in enumerate(SIZES):
         lines = [json.dumps({"text": text(shard, i)}) for i in range(size)]
@@ -144,7 +146,7 @@ def test_the_text_of_a_run_must_not_change(store):
     record = source().record
     store.pipe("/corpus/9.jsonl", b'{"text": "new"}')
     store.pipe("/corpus/1.jsonl", b'{"text": "other"}')
-    message = f"^The text of {URL} is not .*: 1.jsonl has another content, 9.jsonl is new. Restore"
+    message = f"^The text of {URL} is not .*: 1.jsonl has changed, 9.jsonl is new. Restore"
     with pytest.raises(ValueError, match=message):
         source(recorded=record)
 
@@ -153,7 +155,6 @@ def test_the_text_of_a_run_must_not_change(store):
     ("content", "message"),
     [
         (b'{"text": "a"}\n{"text": "b', r"corpus/\d.jsonl line 2 is not JSON"),
-        (b"", r"corpus/\d.jsonl has no text"),
         (b'{"content": "a"}', r"corpus/\d.jsonl line 1 has no field 'text'; it has content"),
     ],
 )
@@ -215,3 +216,91 @@ def test_the_end_of_a_process_does_not_wait_for_a_file():
         "rows._open_in_thread('a')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+def test_an_empty_file_has_no_rows(store):
+    name = next(f"{i}.jsonl" for i in range(4) if f"{i}.jsonl" != source().first)
+    store.pipe(f"/corpus/{name}", b'{"text": ""}')
+    opened = source()
+    stream, _ = rows(opened)
+    stream[np.arange(2000)]
+    assert opened.record["sizes"][name] == (0, 0, 0, 0)
+    assert sum(size[0] > 0 for size in opened.record["sizes"].values()) == 3
+
+
+def test_no_rows_of_a_stream():
+    stream, _ = rows(source())
+    nothing = stream[np.zeros(0, int)]
+    assert nothing.tokens.shape == (0, 33) and nothing.segments.shape == (0, 32)
+    assert stream.loss_mask_at([]).shape == (0, 32)
+
+
+def test_a_mixture_that_draws_no_row_of_a_stream(tmp_path):
+    stream, _ = rows(source())
+    other = data.pack([data.Document("a", "Z" * 5000)], TOKENIZER, row_length=32, folder=tmp_path)
+    for mixed in (data.mix_rows(parts, (1, 30)) for parts in ((other, stream), (stream, other))):
+        for step in range(12):
+            assert batches(mixed)[step].tokens.shape == (16, 32)
+
+
+def test_small_files_are_one_shard(monkeypatch):
+    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 5000)
+    opened = source()
+    assert opened.names == ("0.jsonl", "2.jsonl") and len(opened.record["files"]) == 4
+    stream, held_out = rows(opened)
+    stream[np.arange(500)]
+    counts = [size[1] for size in opened.record["sizes"].values()]
+    assert sum(counts) + held_out.num_documents in (sum(SIZES), sum(SIZES) + 1)  # one is cut
+
+
+def test_held_out_text_is_of_a_large_file(store):
+    store.pipe("/corpus/a.jsonl", b'{"text": "a"}')
+    for i in range(20):
+        store.pipe(f"/corpus/t{i}.jsonl", b'{"text": "a"}')
+    assert source().first in ("0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl")
+
+
+def test_equal_files_at_another_address_are_others(tmp_path):
+    """Of a store whose files have no digest, only a size and a time."""
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder, letter in zip(folders, "xy", strict=True):
+        folder.mkdir()
+        (folder / "1.txt").write_text(letter * 500)
+        os.utime(folder / "1.txt", (1e9, 1e9))
+    letters = []
+    for folder in folders:
+        stream, _ = rows(source(url=f"file://{folder}"))
+        letters.append(chr(stream[[0]].tokens[0, -2]))
+    assert letters == ["x", "y"]
+
+
+def test_a_shard_that_is_used_stays_and_what_a_killed_process_left_goes(monkeypatch):
+    opened, others = source(buffer_bytes=0), source(seed=1, buffer_bytes=0)
+    (stream, _), (other, _) = rows(opened), rows(others)
+    left = Path("cache/shards/left/.parts").absolute()
+    left.mkdir(parents=True)
+    (left / "0.npz").write_bytes(b"x" * 1000)
+    for step in range(0, 60, 3):  # both go through all files, each deleting what it may
+        assert len(batches(stream)[step].tokens) == len(batches(other)[step].tokens) == 16
+    assert not left.exists()
+
+
+def test_rows_are_ready_when_their_file_is_read(monkeypatch):
+    stream, _ = rows(source())
+    stream[[0]]
+    may_read, document_of = threading.Event(), streamed_source.documents
+
+    def wait(*arguments, **options):
+        may_read.wait(timeout=30)
+        return document_of(*arguments, **options)
+
+    fresh, _ = rows(source(folder=Path("other")))
+    monkeypatch.setattr(streamed_source, "documents", wait)
+    assert not batches(fresh).is_ready(0) and batches(stream).is_ready(0)
+    may_read.set()
+    assert len(batches(fresh)[0].tokens) == 16 and batches(fresh).is_ready(0)
+
+
+def test_the_record_of_a_local_text_is_not_that_of_a_store():
+    with pytest.raises(ValueError, match="0.jsonl is new, .* more. Restore it, or start a"):
+        source(recorded={"a.txt": "0" * 64})

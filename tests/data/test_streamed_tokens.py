@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer import data
+from jaxformer.data import __main__ as data_main
 from jaxformer.data import stores, streamed_source
 from jaxformer.data.__main__ import main
 
@@ -19,6 +20,7 @@ SIZES = (30, 40, 50)  # documents of each file
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stores, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 1)
     filesystem = fsspec.filesystem("memory")
     for shard, size in enumerate(SIZES):
         lines = (json.dumps({"text": text(shard, i)}) for i in range(size))
@@ -159,3 +161,59 @@ def test_another_tokenizer_is_refused(store, capsys):
     tokenizer = data.build_tokenizer(data.ByteLevel(), ())
     with pytest.raises(ValueError, match="memory://tokens, part-.*: .* by another tokenizer"):
         rows(*source(tokenizer=tokenizer))
+
+
+def test_a_damaged_shard_is_downloaded_again():
+    tokenize()
+    opened, tokenizer = source()
+    rows(opened, tokenizer)[0][np.arange(60)]
+    for damage in ("tokens.bin", "starts.bin", "metadata.json"):
+        for path in Path("cache/shards").glob(f"*/tokens/part-1-of-1/{damage}"):
+            path.write_bytes(b"") if damage != "starts.bin" else path.unlink()
+        again, _ = source(tokenizer=tokenizer)
+        assert len(rows(again, tokenizer)[0][np.arange(60)].tokens) == 60
+
+
+def test_bytes_of_shards_of_another_program_are_estimated(store):
+    tokenizer = data.build_tokenizer(data.ByteLevel(), ())
+    for shard in range(3):
+        ids = [[tokenizer.end_of_text, *text(shard, i).encode()] for i in range(50)]
+        store.pipe(f"/tokens/s{shard}.bin", np.concatenate(ids).astype("<u2").tobytes())
+    opened, _ = source(tokenizer=tokenizer)
+    train, _ = rows(opened, tokenizer)
+    train[np.arange(300)]
+    assert train.num_targets / train.num_bytes == pytest.approx(1.02, abs=0.02)
+    assert not [*Path("cache").glob("token_files/*")]
+
+
+def test_what_an_upload_left_is_of_one_tokenizer(store, monkeypatch, capsys):
+    def fails(files, url):
+        if url.endswith("-of-3"):
+            raise ValueError("away")
+        stores.upload(files, url)
+
+    monkeypatch.setattr(data_main, "upload", fails)
+    with pytest.raises(ValueError, match="away"):
+        tokenize()
+    monkeypatch.setattr(data_main, "upload", stores.upload)
+    store.rm("/tokens", recursive=True)
+    tokenize(tokenizer="ByteLevel()")
+    tokenizer = data.build_tokenizer(data.ByteLevel(), ())
+    opened, _ = source(tokenizer=tokenizer)
+    assert rows(opened, tokenizer)[0].row_length == 16
+
+
+def test_an_empty_file_becomes_an_empty_part(store):
+    store.pipe("/texts/0.jsonl", b'{"text": ""}')
+    tokenize()
+    opened, tokenizer = source()
+    train, _ = rows(opened, tokenizer)
+    train[np.arange(300)]
+    assert opened.record["sizes"]["part-1-of-3"][0] == 0
+
+
+def test_parts_of_several_folders_are_refused(store):
+    for folder in "ab":
+        store.pipe(f"/tokens/{folder}/part-1-of-1/metadata.json", b"{}")
+    with pytest.raises(ValueError, match="memory://tokens has tokenized text in several folders"):
+        source(tokenizer=data.build_tokenizer(data.ByteLevel(), ()))

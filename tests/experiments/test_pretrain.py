@@ -466,7 +466,7 @@ def test_a_resumed_run_reads_no_text_and_needs_none(whole, six, monkeypatch):
 
 def test_a_resumed_run_names_the_files_that_changed(six):
     Path("corpus.txt").write_text("".join(LINES[::-1]))
-    message = r"corpus\.txt is not that of the run: corpus\.txt has another content\. Restore it"
+    message = r"corpus\.txt is not that of the run: corpus\.txt has changed\. Restore it"
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, resume=True))
     Path("corpus.txt").rename("other.txt")

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import threading
+import time
 
 import pytest
 
@@ -16,8 +18,15 @@ FILES = {
     ).encode()
     for shard in range(6)
 }
+# Each file is a shard, however small.
+START = """
+import runpy
+from jaxformer.data import streamed_source
+streamed_source.MIN_SHARD_BYTES = 1
+runpy.run_module("experiments.pretrain", run_name="__main__", alter_sys=True)
+"""
 FLAGS = [
-    *("-m", "experiments.pretrain", "tiny", "--tokenizer", "ByteLevel()"),
+    *("-c", START, "tiny", "--tokenizer", "ByteLevel()"),
     *("--corpus", f"TextFiles(path='hf://datasets/{NAME}/data')", "--length", "16"),
     *("--model.model-dim", "16", "--model.num-layers", "1", "--model.vocab-size", "257"),
     *("--steps", "120", "--batch-size", "8", "--save-every", "10", "--evaluate-every", "50"),
@@ -33,8 +42,8 @@ def hub():
     server.close()
 
 
-def start(place, hub, output):
-    return start_python(place, *FLAGS, output, HF_ENDPOINT=hub.url, HF_HUB_DOWNLOAD_TIMEOUT="1")
+def start(place, hub, output, timeout="1"):
+    return start_python(place, *FLAGS, output, HF_ENDPOINT=hub.url, HF_HUB_DOWNLOAD_TIMEOUT=timeout)
 
 
 def figures(folder):
@@ -62,6 +71,26 @@ def test_killed_beside_a_failing_hub_it_reads_the_same_text(hub, tmp_path):
         assert process.returncode in (0, -signal.SIGKILL), errors
     assert process.returncode == 0 and kills >= 4
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_signal_is_obeyed_while_a_download_stalls(hub, tmp_path):
+    """Saved and ended within seconds, though the hub would answer after a minute."""
+    hub.stall_seconds, hub.faults = 60.0, [None, None, None, *["stall"] * 20]
+    process, sent_at = start(tmp_path, hub, "stalled", timeout="30"), list[float]()
+
+    def interrupt():
+        time.sleep(2)  # by then it waits for this file
+        sent_at.append(time.monotonic())
+        process.send_signal(signal.SIGTERM)
+
+    hub.at_download(4, lambda: threading.Thread(target=interrupt).start())
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    hub.release.set()
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert time.monotonic() - sent_at[0] < 15
+    step = max(int(p.name) for p in (tmp_path / "stalled/checkpoints").glob("[0-9]*"))
+    assert figures(tmp_path / "stalled")[-1]["step"] == step
 
 
 @pytest.mark.slow
