@@ -32,6 +32,8 @@ class Family:
             other spellings of the names in `mapping`.
         constant_tensors: Function from config.json to tensors that are not parameters but that
             transformers expects, by name.
+        predicts_further_tokens: Whether a file may have layers after the last one, which predict
+            tokens after the next and have no part in the logits (DeepSeek V3).
         lm_head_optional: Whether an untied head without a tensor uses the embedding.
         attention_type: Attention kind of the family.
         in_transformers: Whether transformers includes the class; False for remote code.
@@ -46,6 +48,7 @@ class Family:
     ignored_tensors: tuple[str, ...] = INV_FREQ_PATTERNS
     key_renames: tuple[tuple[str, str], ...] = ()
     constant_tensors: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
+    predicts_further_tokens: bool = False
     lm_head_optional: bool = False
     attention_type: type = c.MultiHead
     in_transformers: bool = True
@@ -56,6 +59,9 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_ignored(self, name: str) -> bool:
-        """Whether a tensor is not a parameter."""
+    def is_ignored(self, name: str, num_layers: int) -> bool:
+        """Whether a tensor is not a parameter of a model with so many layers."""
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if self.predicts_further_tokens and layer and int(layer[1]) >= num_layers:
+            return True
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)

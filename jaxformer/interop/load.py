@@ -103,7 +103,7 @@ def load_pretrained(
     hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
-    stored = _rename_keys(family, files.read_folder_headers(folder), folder)
+    stored = _rename_keys(family, files.read_folder_headers(folder), folder, config.num_layers)
     config = _resolve_tied_head(family, config, stored)
     config = config.unroll() if unroll else config
     shapes = parameter_shapes(config)
@@ -201,14 +201,14 @@ def build_config(
 
 
 def _rename_keys(
-    family: Family, stored: Mapping[str, files.StoredTensor], folder: Path
+    family: Family, stored: Mapping[str, files.StoredTensor], folder: Path, num_layers: int
 ) -> dict[str, files.StoredTensor]:
     """Return the parameter tensors by renamed key."""
     renamed: dict[str, files.StoredTensor] = {}
     twice = []
     for name, where in stored.items():
         new_name = family.rename_key(name)
-        if family.is_ignored(new_name):
+        if family.is_ignored(new_name, num_layers):
             continue
         if new_name in renamed:
             twice.append(f"{name} ({new_name})")

@@ -169,10 +169,11 @@ def choose_family(
         raise ValueError(
             f"family {name!r} is not supported; supported are {', '.join(sorted(FAMILIES))}."
         )
-    if config.first_layers:
+    if len(config.first_layers) == config.num_layers:
         raise ValueError(
-            "No family can represent this configuration: its first_layers cannot be exported; of "
-            "an unrolled model, save configuration and parameters from before `unroll`."
+            "No family can represent this configuration: it is of an unrolled model, whose "
+            "first_layers cannot be exported; save configuration and parameters from before "
+            "`unroll`."
         )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []

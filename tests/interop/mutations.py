@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxformer.config import (
     Alibi,
     BlockSparse,
+    ExpertGroups,
     LayerNorm,
     NTKScaling,
     RMSNorm,
@@ -49,6 +50,15 @@ def norm(**fields):
 def feed_forward(**fields):
     return lambda config: replace(
         config, feed_forward=tuple(replace(layer, **fields) for layer in config.feed_forward)
+    )
+
+
+def router(**fields):
+    return lambda config: replace(
+        config,
+        feed_forward=tuple(
+            replace(layer, router=replace(layer.router, **fields)) for layer in config.feed_forward
+        ),
     )
 
 
@@ -174,5 +184,13 @@ MUTATIONS = {
     "gate of t5": Mutation("mt5", feed_forward(activation="gelu")),
     "clamped": Mutation("ref_phi3_small", feed_forward(limit=20.0)),
     "top k": Mutation("mixtral", feed_forward(top_k=3)),
+    "router's score": Mutation("minimax_m2", router(score="softmax")),
+    "bias of the choice": Mutation("minimax_m2", router(selection_bias=False)),
+    "scale of a router": Mutation("deepseek_v2_moe", router(scale=1.0)),
+    "groups of experts": Mutation("deepseek_v2_moe", router(groups=None)),
+    "score of a group": Mutation(
+        "deepseek_v3_moe", router(groups=ExpertGroups(num_groups=3, top_k=2, score="max"))
+    ),
+    "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "renormalised": Mutation("mixtral", feed_forward(router=Router(renormalise=False))),
 }

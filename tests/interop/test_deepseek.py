@@ -1,13 +1,17 @@
-"""What config.json says of latent attention, and of experts that jaxformer does not have."""
+"""What config.json says of latent attention and of experts."""
 
 from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 
-from jaxformer.config import RMSNorm, Rope, SharedKV, Yarn
+from jaxformer.config import ExpertGroups, RMSNorm, Rope, Router, SharedKV, Yarn
+from jaxformer.interop import load_pretrained
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
+from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import config_from_fields
 
 DENSE = {"first_k_dense_replace": 4, "num_key_value_heads": None}
@@ -53,12 +57,9 @@ def test_what_a_file_leaves_out():
 @pytest.mark.parametrize(
     "kind, fields, message",
     [
-        (
-            "deepseek_v2",
-            {"first_k_dense_replace": 1},
-            r"first_k_dense_replace = 1: layers from 1 on have DeepSeek.*; all 4 layers must be",
-        ),
-        ("deepseek_v3", {"first_k_dense_replace": None}, "first_k_dense_replace = None: .* from 3"),
+        ("deepseek_v3", {"first_k_dense_replace": 1, "moe_layer_freq": 2}, "moe_layer_freq = 2: "),
+        ("deepseek_v3", {"first_k_dense_replace": 1, "scoring_func": "softmax"}, "scoring_func = "),
+        ("deepseek_v2", {"first_k_dense_replace": 1}, "num_experts_per_tok = None: expected a val"),
         ("deepseek_v3", {"num_key_value_heads": 2}, r"num_key_value_heads = 2: .* must be 6\."),
         ("deepseek_v3", {"head_dim": 100}, r"head_dim = 100: it repeats .* must be 64\."),
         ("deepseek_v2", {"qk_head_dim": 64}, r"qk_head_dim = 64: the parts .* must be 192\."),
@@ -112,3 +113,61 @@ def test_other_kinds_of_attention_are_written_by_no_family_of_latents():
         choose_family(other, {})
     with pytest.raises(ValueError, match="This needs MultiHead attention; the model has SharedKV"):
         _ = other.multi_head
+
+
+EXPERTS = {"first_k_dense_replace": 1, "num_key_value_heads": None}
+
+
+def test_experts_of_released_files():
+    """DeepSeek-V3's, V2's and V2-Lite's numbers of experts."""
+    third = {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}
+    third |= {"n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    third |= {"moe_intermediate_size": 2048, "moe_layer_freq": 1, "routed_scaling_factor": 2.5}
+    third |= {"norm_topk_prob": True, "ep_size": 1, "num_nextn_predict_layers": 1}
+    config = config_from_fields("deepseek_v3", **EXPERTS, **third)
+    assert [x.feed_forward.is_moe for x in map(config.layer, range(4))] == [False, *[True] * 3]
+    (moe,) = config.feed_forward
+    groups = ExpertGroups(num_groups=8, top_k=4)
+    assert moe.router == Router(score="sigmoid", selection_bias=True, groups=groups, scale=2.5)
+    assert (moe.num_experts, moe.top_k, moe.shared.expert.hidden_dim) == (256, 8, 2048)
+    second = {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6}
+    second |= {"n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"}
+    second |= {"moe_intermediate_size": 1536, "routed_scaling_factor": 16.0}
+    (moe,) = config_from_fields("deepseek_v2", **EXPERTS, **second).feed_forward
+    groups = ExpertGroups(num_groups=8, top_k=3, score="max")
+    assert moe.router == Router(groups=groups, renormalise=False, scale=16.0)
+    assert moe.shared.expert.hidden_dim == 3072
+    lite = second | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}
+    (moe,) = config_from_fields("deepseek_v2", **EXPERTS, **lite).feed_forward
+    assert moe.router.groups is None
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"n_group": 5}, "num_experts must be a multiple of num_groups"),
+        ({"num_experts_per_tok": 9}, "at most the 8 experts of the 2 groups that are kept"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(fields, message):
+    experts = {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2}
+    with pytest.raises(ValueError, match=message):
+        config_from_fields("deepseek_v3", **EXPERTS, **experts | fields)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    golden = read_golden("deepseek_v3_moe")
+    extra = {
+        key.replace("layers.1.", "layers.2."): x
+        for key, x in golden.tensors.items()
+        if "layers.1." in key
+    }
+    extra["model.layers.2.eh_proj.weight"] = np.ones((2, 3), np.float32)
+    tensors = golden.tensors | extra
+    config, params = load_pretrained(write_folder(golden._replace(tensors=tensors), tmp_path / "a"))
+    plain, same = load_pretrained(write_folder(golden, tmp_path / "b"))
+    assert config == plain and jax.tree.all(jax.tree.map(np.array_equal, params, same))
+    qwen = read_golden("qwen3")
+    folder = write_folder(qwen._replace(tensors=qwen.tensors | extra), tmp_path / "c")
+    with pytest.raises(ValueError, match="tensors do not belong to a qwen3"):
+        load_pretrained(folder)

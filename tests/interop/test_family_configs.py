@@ -150,7 +150,9 @@ def test_what_released_files_say_beside_what_transformers_writes():
         norm_topk_prob=True,
     )
     experts = MoE(expert=GLU(hidden_dim=7), num_experts=6, top_k=2)
-    assert qwen.feed_forward == (GLU(hidden_dim=10), *[experts] * 3)
+    layers = [qwen.layer(i).feed_forward for i in range(4)]
+    assert layers == [GLU(hidden_dim=10), *[experts] * 3]
+    assert [layer.feed_forward for layer in qwen.first_layers] == layers[:1]
 
 
 @pytest.mark.parametrize(

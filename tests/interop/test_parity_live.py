@@ -84,6 +84,11 @@ SIZES = {
     "dbrx": {"vocab_size": 53, "d_model": 36, "n_heads": 6, "n_layers": 3}
     | {"attn_config": {"kv_n_heads": 3, "clip_qkv": 8, "rope_theta": 1e4}}
     | {"ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 5, "moe_top_k": 2}},
+    "qwen2_moe": GROUPED | {"norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False},
+    "deepseek_v2_moe": ALONE | {"topk_method": "greedy", "first_k_dense_replace": 1},
+    "deepseek_v3_moe": ALONE | {"first_k_dense_replace": 2, "norm_topk_prob": False},
+    "glm4_moe": GROUPED | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
+    "dots1": GROUPED | {"sliding_window": None, "norm_topk_prob": False},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

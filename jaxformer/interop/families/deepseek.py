@@ -1,6 +1,6 @@
-"""DeepSeek V2 and V3 without experts: multi-head latent attention in a Llama block.
+"""DeepSeek V2 and V3: multi-head latent attention and experts in a Llama block.
 
-Layers with routed and shared experts are not supported.
+Modules that predict further tokens are left out.
 """
 
 import math
@@ -11,20 +11,32 @@ from jaxformer.functional.rope_scaling import yarn_attention_factor
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import hf_activation_name
+from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, DeepSeekV2MoE, with_branches
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.rope_config import read_rope, write_rope
 from jaxformer.interop.transforms import Flatten, Fused, FusedPerHead, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
-# Settings of experts, which have no effect if all layers are dense.
-EXPERT_ATTRIBUTES = (
-    "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
-    "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
-    "aux_loss_alpha seq_aux ep_size"
-).split()
-# Multi-token prediction modules, which do not affect the logits.
-MTP_ATTRIBUTES = ("num_nextn_predict_layers", "num_mtp_layers")
+V2 = DeepSeekV2MoE(
+    num_experts=64,
+    num_shared=2,
+    width=1407,
+    router=c.Router(renormalise=False),
+    reads_renormalise=False,
+)
+V3 = DeepSeekMoE(
+    first_dense=3,
+    num_experts=256,
+    top_k=8,
+    width=2048,
+    router=c.Router(
+        score="sigmoid",
+        selection_bias=True,
+        groups=c.ExpertGroups(num_groups=8, top_k=4),
+        scale=2.5,
+    ),
+)
 
 
 def _has_direct_query(config: c.TransformerConfig) -> bool:
@@ -73,7 +85,7 @@ TABLE = ParamMapping(
                 FusedPerHead(),
             ),
             *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
-            *p.FEED_FORWARD,
+            *DeepSeekMoE.rules,
         )
     },
 )
@@ -82,37 +94,28 @@ TABLE = ParamMapping(
 def read_v2(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a deepseek_v2 model."""
     bias = reader.boolean("mlp_bias", False)
-    return _read(reader, pairing="neighbours", dense=0, max_length=2048, bias=bias)
+    return _read(reader, V2, pairing="neighbours", max_length=2048, bias=bias)
 
 
 def read_v3(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a deepseek_v3 model."""
     neighbours = reader.boolean("rope_interleave", True)
     pairing = "neighbours" if neighbours else "halves"
-    return _read(reader, pairing=pairing, dense=3, max_length=4096)
+    return _read(reader, V3, pairing=pairing, max_length=4096)
 
 
 def _read(
-    reader: ConfigReader, *, pairing: str, dense: int, max_length: int, bias: bool = False
+    reader: ConfigReader, moe: DeepSeekMoE, *, pairing: str, max_length: int, bias: bool = False
 ) -> c.TransformerConfig:
-    """Configuration of either version; `dense` is the default of first_k_dense_replace."""
-    sizes = p.read_sizes(reader)
-    first = reader.integer("first_k_dense_replace", dense)
-    if first < sizes["num_layers"]:
-        reader.add_problem(
-            "first_k_dense_replace",
-            f"layers from {first} on have DeepSeek's router and shared experts, which are not "
-            f"supported; all {sizes['num_layers']} layers must be dense.",
-        )
-    for name in (*EXPERT_ATTRIBUTES, *MTP_ATTRIBUTES):
-        reader.get(name)
-    return c.TransformerConfig(
-        **sizes,
+    branches = moe.read(reader, bias=bias)
+    config = c.TransformerConfig(
+        **p.read_sizes(reader),
         attention=_read_attention(reader, pairing, max_length),
-        feed_forward=(p.read_glu(reader, bias=bias),),
+        feed_forward=branches[-1:],
         norm=c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-6)),
         head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
+    return with_branches(config, branches)
 
 
 def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.Latent:
@@ -151,24 +154,28 @@ def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.La
 
 def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A deepseek_v2's configuration from ours; num_heads must divide model_dim (transformers)."""
-    fields = _write(config)
+    fields = _write(config, V2)
     divides = config.model_dim % config.attention_kinds[0].num_heads == 0
     if fields is None or not divides:
         return None
-    return fields | {"mlp_bias": getattr(config.feed_forward[0], "bias", False)}
+    return fields | {"mlp_bias": getattr(config.layer(0).feed_forward, "bias", False)}
 
 
 def write_v3(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A deepseek_v3's configuration from ours."""
-    fields = _write(config)
+    fields = _write(config, V3)
     if fields is None:
         return None
     return fields | {"rope_interleave": p.first_rope(config).pairing == "neighbours"}
 
 
-def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    a, branch = config.attention, config.feed_forward[0]
-    if not (isinstance(a, c.Latent) and p.is_rope_decoder(config) and isinstance(branch, c.GLU)):
+def _write(config: c.TransformerConfig, moe: DeepSeekMoE) -> dict[str, Any] | None:
+    a, branch = config.attention, config.layer(0).feed_forward
+    if not (isinstance(a, c.Latent) and p.is_rope_decoder(config)):
+        return None
+    experts = moe.write(config)
+    branch = branch.expert if isinstance(branch, c.MoE) else branch
+    if experts is None or not isinstance(branch, c.GLU):
         return None
     rope = p.first_rope(config)
     return {
@@ -177,7 +184,6 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "intermediate_size": branch.hidden_dim,
         "hidden_act": hf_activation_name(branch.activation),
         "num_hidden_layers": config.num_layers,
-        "first_k_dense_replace": config.num_layers,
         "num_attention_heads": a.num_heads,
         "num_key_value_heads": a.num_heads,
         "kv_lora_rank": a.latent_dim,
@@ -188,6 +194,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "attention_bias": "out" in a.biases,
         "rms_norm_eps": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
+        **experts,
         **_write_scale(write_rope(rope), rope, a),
     }
 
@@ -212,6 +219,7 @@ FAMILIES = tuple(
         write,
         TABLE,
         attention_type=c.Latent,
+        predicts_further_tokens=name == "v3",
     )
     for name, read, write in (("v2", read_v2, write_v2), ("v3", read_v3, write_v3))
 )

@@ -3,18 +3,17 @@
 Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 """
 
+from jaxformer import config as c
 from jaxformer.interop.families.llama_like import ALL_BIASES
+from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, MixtralMoE, OlmoMoE, QwenMoE
 from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField, LlamaLike
 from jaxformer.interop.families.llama_like_options import (
     FusedGLU,
     LastLayerWindows,
     LayerTypeWindows,
     LlamaMLP,
-    MixtralMoE,
-    OlmoMoE,
     OneRope,
     OneWindow,
-    QwenMoE,
     RopeByLayerType,
     RopeByNumber,
     RopeOfWindows,
@@ -174,6 +173,47 @@ ROWS = (
         qk_norm="width",
         norm_placement="res_post",
         branch=OlmoMoE(num_experts=7, top_k=5),
+    ),
+    LlamaLike(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        kv_heads=16,
+        positions=OneRope(max_length=32_768),
+        windows=LastLayerWindows(),
+        biases=(BiasField("qkv_bias", QKV, default=True),),
+        branch=QwenMoE(num_experts=60, top_k=4, width=1408, dense_width=5632, has_shared=True),
+    ),
+    LlamaLike(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        kv_heads=8,
+        eps=1e-5,
+        positions=OneRope(max_length=131_072, fraction=0.5),
+        biases=(BiasField("attention_bias", QKV),),
+        qk_norm="head",
+        qk_norm_field="use_qk_norm",
+        branch=DeepSeekMoE(first_dense=1, num_experts=128, top_k=8, width=1408),
+    ),
+    LlamaLike(
+        "dots1",
+        "Dots1ForCausalLM",
+        windows=LastLayerWindows(switch=None, first=62),
+        biases=(ATTENTION_BIAS,),
+        qk_norm="head",
+        branch=DeepSeekMoE(
+            width=1408, router=c.Router(score="sigmoid", selection_bias=True, renormalise=False)
+        ),
+    ),
+    LlamaLike(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        kv_heads=8,
+        head_dim=128,
+        positions=OneRope(base=5e6, max_length=196_608, fraction=1.0),
+        qk_norm="width",
+        branch=MixtralMoE(
+            num_experts=256, top_k=8, router=c.Router(score="sigmoid", selection_bias=True)
+        ),
     ),
 )
 FAMILIES = tuple(row.family() for row in ROWS)

@@ -159,28 +159,6 @@ def window_cycle(
     return shortest_cycle(tuple(window if here else None for here in sliding))
 
 
-def read_last_layer_windows(reader: ConfigReader) -> tuple[Any, ...]:
-    """Sliding windows of the last layers (Qwen's use_sliding_window), as a cycle."""
-    count = reader.integer("num_hidden_layers")
-    window = reader.optional_integer("sliding_window", 4096)
-    first = reader.integer("max_window_layers", 28)
-    if not reader.boolean("use_sliding_window", False):
-        window = None
-    sliding = read_layer_types(reader, count, lambda i: window is not None and i >= first)
-    return window_cycle(reader, sliding, window)
-
-
-def write_last_layer_windows(config: c.TransformerConfig) -> dict[str, Any]:
-    """The sliding-window fields of Qwen's config.json."""
-    kinds = write_layer_types(config)
-    sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
-    return {
-        **kinds,
-        "use_sliding_window": any(sliding),
-        "max_window_layers": [*sliding, True].index(True),
-    }
-
-
 def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     """Sizes, heads and the feed-forward, under the names that most families use."""
     attention = config.multi_head

@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, with_branches
 from jaxformer.interop.families.llama_like_options import (
     NORM_RULES,
     Branch,
@@ -49,6 +50,7 @@ class LlamaLike:
         biases: Fields that say which linear layers have biases.
         constant_biases: Projections that always have biases.
         qk_norm: What the norms of queries and keys are over; None has none.
+        qk_norm_field: Field that says whether there are such norms; None always has them.
         norm_placement: Where the norms of the branches are; a key of `NORM_RULES`.
         windows: Sliding windows.
         positions: RoPE of the layers.
@@ -67,6 +69,7 @@ class LlamaLike:
     biases: tuple[BiasField, ...] = ()
     constant_biases: tuple[str, ...] = ()
     qk_norm: Any = None
+    qk_norm_field: str | None = None
     norm_placement: Any = "pre"
     windows: Windows = NoWindows()
     positions: OneRope = OneRope()
@@ -78,7 +81,14 @@ class LlamaLike:
         """The family."""
         rules = (*NORM_RULES[self.norm_placement], *p.ATTENTION, *p.QK_NORMS, *self.branch.rules)
         mapping = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": rules})
-        return Family(self.model_type, self.architecture, self.read, self.write, mapping)
+        return Family(
+            self.model_type,
+            self.architecture,
+            self.read,
+            self.write,
+            mapping,
+            predicts_further_tokens=isinstance(self.branch, DeepSeekMoE),
+        )
 
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
@@ -89,23 +99,27 @@ class LlamaLike:
             if reader.boolean(field.name, field.default):
                 biased |= {*field.layers}
         norm = c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps))
-        windows = self.windows.read(reader)
+        windows, has_qk_norm = self.windows.read(reader), self.qk_norm is not None
+        if self.qk_norm_field is not None:
+            has_qk_norm = reader.boolean(self.qk_norm_field, False)
         heads: dict[str, Any] = dict(
             **p.read_heads(reader, kv_heads=self.kv_heads, head_dim=self.head_dim),
             positions=self.positions.read(reader, windows),
             windows=windows,
-            qk_norm=self.qk_norm and c.QKNorm(norm=norm, over=self.qk_norm),
+            qk_norm=c.QKNorm(norm=norm, over=self.qk_norm) if has_qk_norm else None,
             biases=tuple(name for name in p.ALL_BIASES if name in biased),
         )
         has_bias = {*FEED_FORWARD_BIAS} <= biased
-        return c.TransformerConfig(
+        branches = self.branch.read(reader, bias=has_bias)
+        config = c.TransformerConfig(
             **p.read_sizes(reader),
             attention=c.MultiHead(**heads),
-            feed_forward=self.branch.read(reader, bias=has_bias),
+            feed_forward=branches[-1:],
             norm=norm,
             norm_placement=self.norm_placement,
             head=c.LMHead(tied=reader.boolean("tie_word_embeddings", self.tied)),
         )
+        return with_branches(config, branches)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
@@ -119,12 +133,14 @@ class LlamaLike:
         biased = set[str](config.multi_head.biases)
         if getattr(config.feed_forward[0], "bias", False):
             biased |= {*FEED_FORWARD_BIAS}
+        has_qk_norm = config.multi_head.qk_norm is not None
         biases = {field.name: {*field.layers} <= biased for field in self.biases}
         return {
             **p.write_sizes(config),
             "rms_norm_eps": config.norm.eps,
             **self.positions.write(config),
             **biases,
+            **({} if self.qk_norm_field is None else {self.qk_norm_field: has_qk_norm}),
             **self.windows.write(config),
             **branch,
         }

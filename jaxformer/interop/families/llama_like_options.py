@@ -15,7 +15,7 @@ from jaxformer.interop.rope_config import (
     write_rope,
     write_rope_section,
 )
-from jaxformer.interop.transforms import Fused, LinearKernel
+from jaxformer.interop.transforms import Fused
 
 POST_NORMS = (
     *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
@@ -83,15 +83,32 @@ class OneWindow:
 
 @dataclass(frozen=True)
 class LastLayerWindows:
-    """A window for the layers from ``max_window_layers`` on, or by ``layer_types`` (Qwen)."""
+    """A window for the layers from ``max_window_layers`` on, or by ``layer_types`` (Qwen).
+
+    Attributes:
+        switch: A field without which there is none; None has no such field.
+        first: Default of ``max_window_layers``.
+    """
+
+    switch: str | None = "use_sliding_window"
+    first: int = 28
 
     def read(self, reader: ConfigReader) -> tuple[Any, ...]:
-        """See `read_last_layer_windows`."""
-        return p.read_last_layer_windows(reader)
+        """The windows."""
+        count = reader.integer("num_hidden_layers")
+        window = reader.optional_integer("sliding_window", 4096)
+        first = reader.integer("max_window_layers", self.first)
+        if self.switch is not None and not reader.boolean(self.switch, False):
+            window = None
+        sliding = p.read_layer_types(reader, count, lambda i: window is not None and i >= first)
+        return p.window_cycle(reader, sliding, window)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """See `write_last_layer_windows`."""
-        return p.write_last_layer_windows(config)
+        """The window, the first layer that has it, and the types."""
+        kinds = p.write_layer_types(config)
+        sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
+        switch = {} if self.switch is None else {self.switch: any(sliding)}
+        return {**kinds, **switch, "max_window_layers": [*sliding, True].index(True)}
 
 
 @dataclass(frozen=True)
@@ -296,117 +313,3 @@ class LlamaMLP:
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """No more fields."""
         return {} if all(isinstance(x, c.MLP) for x in config.feed_forward) else None
-
-
-def expert_rules(prefix: str, *, gate: str, up: str, down: str) -> tuple[MappingRule, ...]:
-    """Mapping rules of a router and of experts with a tensor each."""
-    names = {"gate": gate, "up": up, "down": down}
-    experts = (
-        MappingRule(
-            f"{prefix}.experts.{{expert}}.{name}.weight",
-            f"feed_forward/experts/{ours}/kernel",
-            LinearKernel(),
-        )
-        for ours, name in names.items()
-    )
-    router = MappingRule(f"{prefix}.gate.weight", "feed_forward/router/kernel", LinearKernel())
-    return (router, *experts)
-
-
-EXPERT_RULES = expert_rules(
-    f"{p.LAYER_PREFIX}.mlp", gate="gate_proj", up="up_proj", down="down_proj"
-)
-
-
-@dataclass(frozen=True)
-class MixtralMoE:
-    """Mixtral's experts in every layer, of width ``intermediate_size``."""
-
-    rules = expert_rules(f"{p.LAYER_PREFIX}.block_sparse_moe", gate="w1", up="w3", down="w2")
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts."""
-        count = reader.integer("num_local_experts", reader.integer("num_experts", 8))
-        top_k = reader.integer("num_experts_per_tok", 2)
-        return (c.MoE(expert=p.read_glu(reader), num_experts=count, top_k=top_k),)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
-        moe = config.feed_forward[0]
-        return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OlmoMoE:
-    """Experts of width ``intermediate_size`` in every layer.
-
-    Attributes:
-        num_experts: Default of the number of experts.
-        top_k: Default of the experts per token.
-    """
-
-    num_experts: int
-    top_k: int
-    rules = EXPERT_RULES
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts."""
-        return (self._read_moe(reader, "intermediate_size"),)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
-        moe = config.feed_forward[0]
-        return {
-            "num_experts": moe.num_experts,
-            "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.router.renormalise,
-        }
-
-    def _read_moe(self, reader: ConfigReader, width_name: str, width: int | None = None) -> c.MoE:
-        count = reader.integer("num_local_experts", self.num_experts)
-        return c.MoE(
-            expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
-            num_experts=reader.integer("num_experts", count),
-            top_k=reader.integer("num_experts_per_tok", self.top_k),
-            router=c.Router(renormalise=reader.boolean("norm_topk_prob", False)),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenMoE(OlmoMoE):
-    """Experts of width ``moe_intermediate_size``, and dense layers by number (Qwen 3)."""
-
-    rules = (*p.FEED_FORWARD, *EXPERT_RULES)
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
-        moe = self._read_moe(reader, "moe_intermediate_size", 768)
-        dense = p.read_glu(reader, hidden_dim=6144)
-        step = reader.integer("decoder_sparse_step", 1)
-        dense_layers = reader.sequence("mlp_only_layers", int) or ()
-        layers = range(reader.integer("num_hidden_layers"))
-        return shortest_cycle(
-            tuple(dense if i in dense_layers or (i + 1) % step else moe for i in layers)
-        )
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Experts, and the numbers of the dense layers."""
-        branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
-        experts = {x for x in branches if isinstance(x, c.MoE)}
-        dense = {x for x in branches if isinstance(x, c.GLU)}
-        if len(experts) != 1 or len(dense) > 1 or len(experts | dense) < len(set(branches)):
-            return None
-        (moe,) = experts
-        return {
-            "num_experts": moe.num_experts,
-            "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.router.renormalise,
-            "moe_intermediate_size": moe.expert.hidden_dim,
-            "intermediate_size": next(iter(dense), moe.expert).hidden_dim,
-            "mlp_only_layers": [i for i, x in enumerate(branches) if x in dense],
-            "decoder_sparse_step": 1,
-        }

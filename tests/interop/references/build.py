@@ -67,6 +67,9 @@ def randomise(model, seed):
             noise = noise / math.sqrt(head_dim(model.config))
         with torch.no_grad():
             parameter.copy_(round_to_steps(noise))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # of the choice of experts
+            buffer.copy_(round_to_steps(0.15 * torch.randn(buffer.shape, generator=generator)))
     return model.eval()
 
 

@@ -373,6 +373,98 @@ SPECS = {
             "rope_parameters": rope(5e5),
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        LLAMA
+        | {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 14,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "deepseek_v2_moe": (
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK
+        | {
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.2,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "deepseek_v3_moe": (
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK
+        | {
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 8,
+            "n_group": 3,
+            "topk_group": 2,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 12,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "routed_scaling_factor": 1.4,
+            "rope_parameters": rope(1e6, partial_rotary_factor=0.5),
+        },
+    ),
+    "dots1": (
+        "dots1",
+        "Dots1ForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": rope(1e7),
+        },
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "head_dim": 12,
+            "intermediate_size": 8,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "rope_parameters": rope(5e6, partial_rotary_factor=0.5),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (

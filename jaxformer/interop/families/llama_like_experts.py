@@ -1,0 +1,339 @@
+"""How config.json and the tensors of families like Llama have mixtures of experts."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.param_mapping import MappingRule, linear_rules
+from jaxformer.interop.transforms import LinearKernel
+
+
+def expert_rules(prefix: str, *, gate: str, up: str, down: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of a router and of experts with a tensor each."""
+    names = {"gate": gate, "up": up, "down": down}
+    experts = (
+        MappingRule(
+            f"{prefix}.experts.{{expert}}.{name}.weight",
+            f"feed_forward/experts/{ours}/kernel",
+            LinearKernel(),
+        )
+        for ours, name in names.items()
+    )
+    router = MappingRule(f"{prefix}.gate.weight", "feed_forward/router/kernel", LinearKernel())
+    return (router, *experts)
+
+
+EXPERT_RULES = expert_rules(
+    f"{p.LAYER_PREFIX}.mlp", gate="gate_proj", up="up_proj", down="down_proj"
+)
+
+
+# Settings of experts, which have no effect if all layers are dense.
+EXPERT_ATTRIBUTES = (
+    "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
+    "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
+    "aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers"
+).split()
+SHARED_RULES = (
+    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.gate_proj", "feed_forward/shared/gate"),
+    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.up_proj", "feed_forward/shared/up"),
+    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.down_proj", "feed_forward/shared/down"),
+)
+MIXTRAL_PREFIX = f"{p.LAYER_PREFIX}.block_sparse_moe"
+
+
+def layer_branches(config: c.TransformerConfig) -> tuple[c.MoE, list[int]] | None:
+    """The mixture of the layers, and the numbers of the dense ones; None for other models.
+
+    All dense layers are the same gated network.
+    """
+    branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    experts = {x for x in branches if isinstance(x, c.MoE)}
+    dense = {x for x in branches if isinstance(x, c.GLU)}
+    if len(experts) != 1 or len(dense) > 1 or len(experts | dense) < len(set(branches)):
+        return None
+    return next(iter(experts)), [i for i, x in enumerate(branches) if x in dense]
+
+
+def dense_width(config: c.TransformerConfig, dense_layers: list[int], moe: c.MoE) -> int:
+    """Hidden width of the dense layers; that of an expert without them."""
+    branch: Any = config.layer(dense_layers[0]).feed_forward if dense_layers else moe.expert
+    return int(branch.hidden_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtralMoE:
+    """Mixtral's experts in every layer, of width ``intermediate_size``.
+
+    Attributes:
+        num_experts: Default of the number of experts.
+        top_k: Default of the experts per token.
+        router: The router.
+    """
+
+    num_experts: int = 8
+    top_k: int = 2
+    router: c.Router = c.Router()
+    rules = (
+        *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),
+        MappingRule(f"{MIXTRAL_PREFIX}.e_score_correction_bias", "feed_forward/selection_bias"),
+    )
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        count = reader.integer("num_experts", self.num_experts)
+        moe = c.MoE(
+            expert=p.read_glu(reader),
+            num_experts=reader.integer("num_local_experts", count),
+            top_k=reader.integer("num_experts_per_tok", self.top_k),
+            router=self.router,
+        )
+        return (moe,)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoMoE:
+    """Experts of width ``intermediate_size`` in every layer.
+
+    Attributes:
+        num_experts: Default of the number of experts.
+        top_k: Default of the experts per token.
+    """
+
+    num_experts: int
+    top_k: int
+    rules = EXPERT_RULES
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        return (self._read_moe(reader, "intermediate_size"),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        return {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "norm_topk_prob": moe.router.renormalise,
+        }
+
+    def _read_moe(self, reader: ConfigReader, width_name: str, width: int | None = None) -> c.MoE:
+        count = reader.integer("num_local_experts", self.num_experts)
+        return c.MoE(
+            expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
+            num_experts=reader.integer("num_experts", count),
+            top_k=reader.integer("num_experts_per_tok", self.top_k),
+            router=c.Router(renormalise=reader.boolean("norm_topk_prob", False)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenMoE(OlmoMoE):
+    """Experts of width ``moe_intermediate_size``, and dense layers by number (Qwen 3).
+
+    Attributes:
+        width: Default of the width of an expert.
+        dense_width: Default of the width of the dense layers.
+        has_shared: Whether there is a shared expert with a gate (Qwen 2).
+    """
+
+    width: int = 768
+    dense_width: int = 6144
+    has_shared: bool = False
+    rules = (
+        *p.FEED_FORWARD,
+        *EXPERT_RULES,
+        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.gate_proj", "feed_forward/shared/gate"),
+        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.up_proj", "feed_forward/shared/up"),
+        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.down_proj", "feed_forward/shared/down"),
+        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert_gate", "feed_forward/shared_gate"),
+    )
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
+        moe = self._read_moe(reader, "moe_intermediate_size", self.width)
+        if self.has_shared:
+            name = "shared_expert_intermediate_size"
+            shared = p.read_glu(reader, width_name=name, hidden_dim=self.dense_width)
+            moe = replace(moe, shared=c.SharedExpert(expert=shared, gated=True))
+        dense = p.read_glu(reader, hidden_dim=self.dense_width)
+        step = reader.integer("decoder_sparse_step", 1)
+        dense_layers = reader.sequence("mlp_only_layers", int) or ()
+        layers = range(reader.integer("num_hidden_layers"))
+        return shortest_cycle(
+            tuple(dense if i in dense_layers or (i + 1) % step else moe for i in layers)
+        )
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Experts, and the numbers of the dense layers."""
+        branches = layer_branches(config)
+        if branches is None or (branches[0].shared is not None) != self.has_shared:
+            return None
+        moe, dense_layers = branches
+        fields = {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "norm_topk_prob": moe.router.renormalise,
+            "moe_intermediate_size": moe.expert.hidden_dim,
+            "intermediate_size": dense_width(config, dense_layers, moe),
+            "mlp_only_layers": dense_layers,
+            "decoder_sparse_step": 1,
+        }
+        if moe.shared is not None:
+            fields["shared_expert_intermediate_size"] = moe.shared.expert.hidden_dim
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekMoE:
+    """Dense layers first, then routed experts and a shared one as wide as several (DeepSeek).
+
+    Attributes:
+        first_dense: Default of the number of dense layers.
+        num_experts: Default of the number of experts; None has none.
+        top_k: Default of the experts per token; None has none.
+        num_shared: Default of the width of the shared expert, in experts.
+        width: Default of the width of an expert; None has none.
+        router: Router with the defaults of its fields.
+        reads_renormalise: Whether ``norm_topk_prob`` counts; DeepSeek V2 never renormalises.
+    """
+
+    first_dense: int = 0
+    num_experts: int | None = None
+    top_k: int | None = None
+    num_shared: int = 1
+    width: int | None = None
+    router: c.Router = c.Router(score="sigmoid", selection_bias=True)
+    reads_renormalise: bool = True
+    rules = (
+        *p.FEED_FORWARD,
+        *EXPERT_RULES,
+        *SHARED_RULES,
+        MappingRule(
+            f"{p.LAYER_PREFIX}.mlp.gate.e_score_correction_bias", "feed_forward/selection_bias"
+        ),
+    )
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The network of each layer, without a cycle."""
+        count = reader.integer("num_hidden_layers")
+        first = min(count, reader.integer("first_k_dense_replace", self.first_dense))
+        dense = p.read_glu(reader, bias=bias)
+        for name in EXPERT_ATTRIBUTES:  # without effect if all layers are dense
+            reader.get(name)
+        return (
+            (dense,) * count
+            if first == count
+            else (dense,) * first + ((self._read_moe(reader),) * (count - first))
+        )
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of dense layers and of experts, and the router."""
+        if all(
+            isinstance(x.feed_forward, c.GLU) for x in map(config.layer, range(config.num_layers))
+        ):
+            return {"first_k_dense_replace": config.num_layers}
+        branches = layer_branches(config)
+        if branches is None or (shared_expert := branches[0].shared) is None:
+            return None
+        moe, dense_layers = branches
+        shared, groups = shared_expert.expert.hidden_dim, moe.router.groups
+        if dense_layers != [*range(len(dense_layers))] or shared % moe.expert.hidden_dim:
+            return None
+        return {
+            "first_k_dense_replace": len(dense_layers),
+            "intermediate_size": dense_width(config, dense_layers, moe),
+            "moe_intermediate_size": moe.expert.hidden_dim,
+            "n_routed_experts": moe.num_experts,
+            "n_shared_experts": shared // moe.expert.hidden_dim,
+            "num_experts_per_tok": moe.top_k,
+            "n_group": 1 if groups is None else groups.num_groups,
+            "topk_group": 1 if groups is None else groups.top_k,
+            "norm_topk_prob": moe.router.renormalise,
+            "routed_scaling_factor": moe.router.scale,
+        }
+
+    def _read_moe(self, reader: ConfigReader) -> c.MoE:
+        router = self.router
+        reader.require_value("moe_layer_freq", 1)
+        reader.require_value("scoring_func", router.score)
+        expert = p.read_glu(reader, width_name="moe_intermediate_size", hidden_dim=self.width)
+        shared = reader.integer("n_shared_experts", self.num_shared) * expert.hidden_dim
+        renormalise = reader.boolean("norm_topk_prob", router.renormalise)
+        router = replace(
+            router,
+            renormalise=renormalise if self.reads_renormalise else False,
+            scale=reader.number("routed_scaling_factor", router.scale),
+            groups=self._read_groups(reader),
+        )
+        return c.MoE(
+            expert=expert,
+            num_experts=reader.integer("n_routed_experts", self.num_experts),
+            top_k=reader.integer("num_experts_per_tok", self.top_k),
+            router=router,
+            shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared)),
+        )
+
+    def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
+        default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)
+        groups = reader.integer("n_group", default.num_groups)
+        kept = reader.integer("topk_group", default.top_k)
+        reader.require_value("topk_method", "noaux_tc")
+        if groups == 1:
+            return None
+        return c.ExpertGroups(num_groups=groups, top_k=kept, score=default.score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekV2MoE(DeepSeekMoE):
+    """DeepSeek V2's, whose groups count by their best expert, and only if it says so."""
+
+    def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
+        reader.require_value("topk_method", "greedy", "group_limited_greedy")
+        groups, kept = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
+        if reader.get("topk_method", "greedy") != "group_limited_greedy":
+            return None
+        if groups is None or kept is None:
+            reader.add_problem("topk_method", "it needs n_group and topk_group.")
+            return None
+        return c.ExpertGroups(num_groups=groups, top_k=kept, score="max")
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """As DeepSeek V3's, with the method."""
+        fields = super().write(config)
+        if fields is None or "n_group" not in fields:
+            return fields
+        is_grouped = fields["n_group"] > 1
+        method = "group_limited_greedy" if is_grouped else "greedy"
+        return fields | {"topk_method": method, "norm_topk_prob": False}
+
+
+def with_branches(
+    config: c.TransformerConfig, branches: tuple[c.FeedForward, ...]
+) -> c.TransformerConfig:
+    """The model with these networks; dense layers before all others become `first_layers`."""
+    branches = tuple(branches[i % len(branches)] for i in range(config.num_layers))
+    last = branches[-1]
+    count = next(
+        i for i, branch in enumerate(branches) if branches[i:] == (last,) * len(branches[i:])
+    )
+    attention = config.attention
+    varies = max(len(getattr(attention, name, ())) for name in ("positions", "windows")) > 1
+    if varies or not count:
+        return replace(config, feed_forward=shortest_cycle(branches))
+    first = (
+        replace(config.layer(0).to_layer(), feed_forward=branch) for branch in branches[:count]
+    )
+    return replace(config, first_layers=tuple(first), feed_forward=(last,))
