@@ -249,6 +249,8 @@ class Recorder(NamedTuple):
             if result.step % self.run.log_every == 0 or result.step == self.run.steps:
                 skipped = {"skipped_updates": result.num_skipped} if result.num_skipped else {}
                 numbers["gradient_norm"] = result.gradient_norm
+                if result.max_expert_load is not None:
+                    numbers["max_expert_load"] = result.max_expert_load
                 self.metrics.write(result.step, {**numbers, **skipped})
 
     def evaluate(self, step: int, params: Any) -> Evaluation:

@@ -15,7 +15,7 @@ from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_mis
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.layers.transformer import Transformer
 
-ParameterRole = Literal["kernel", "head", "embedding", "vector"]
+ParameterRole = Literal["kernel", "head", "embedding", "vector", "selection_bias"]
 AxisIndices = tuple[int, ...]
 
 
@@ -45,11 +45,14 @@ class ParameterMetadata:
 
     @property
     def role(self) -> ParameterRole:
-        """Role of the parameter: kernel, head, embedding or vector.
+        """Role of the parameter: kernel, head, embedding, vector or selection bias.
 
         A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
-        has a row for each token, position or distance. A "vector" is no matrix.
+        has a row for each token, position or distance. A "vector" is no matrix. A "selection_bias"
+        only chooses experts.
         """
+        if "choices" in self.logical_axes:
+            return "selection_bias"
         if not self.num_output_axes:
             return "vector"
         if "vocabulary" in self.logical_axes[-self.num_output_axes :]:

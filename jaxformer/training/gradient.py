@@ -21,6 +21,9 @@ from jaxformer.layers import Transformer
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
 AnyBatch = Batch | PairBatch
+# The gradient of a selection bias is this times (load of the expert / mean load - 1): so small that
+# it does not count in the norm of all gradients. The optimizer uses its sign.
+LOAD_GRADIENT = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +94,24 @@ def summed_loss(
     token_loss_sum = jnp.sum(jnp.where(batch.loss_mask, losses, 0.0))
     tokens = jnp.sum(batch.loss_mask).astype(jnp.float32)
     return token_loss_sum + tokens * router_losses(
-        model.config, objective, router_outputs, batch, axis_names
+        model.config, objective, params, router_outputs, batch, axis_names
     )
 
 
 def router_losses(
     config: TransformerConfig,
     objective: Objective,
+    params: Any,
     router_outputs: dict[str, Any],
     batch: AnyBatch,
     axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
-    """Mean over MoE layers of the weighted load-balancing and z losses."""
-    losses = []
-    outputs = flatten_dict(router_outputs, sep="/")
+    """Mean over MoE layers of the weighted load-balancing and z losses.
+
+    A selection bias gets the relative load of each expert as its gradient; see `LOAD_GRADIENT`.
+    """
+    losses, load = [], jnp.zeros(())
+    outputs, parameters = flatten_dict(router_outputs, sep="/"), flatten_dict(params, sep="/")
     for path, (logits,) in outputs.items():
         if not path.endswith("/logits"):
             continue
@@ -124,7 +131,21 @@ def router_losses(
         totals = jax.tree.map(lambda x: jax.lax.psum(x, axis_names), local_totals)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
-    return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
+        if feed_forward.router.selection_bias:
+            path = path.removeprefix("router/").removesuffix("logits")
+            load += _load_as_gradient(parameters[f"{path}selection_bias"], totals.expert_counts)
+    if not losses:
+        return load
+    return load + jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses]))
+
+
+def _load_as_gradient(
+    bias: Float[Array, "*layers E"], expert_counts: Float[Array, "*layers E"]
+) -> Float[Array, ""]:
+    """0, with the relative load of each expert, less 1, times `LOAD_GRADIENT` as the gradient."""
+    mean = jnp.maximum(jnp.mean(expert_counts, axis=-1, keepdims=True), 1)
+    excess = jax.lax.stop_gradient(expert_counts / mean - 1) * LOAD_GRADIENT
+    return jnp.sum(excess * (bias - jax.lax.stop_gradient(bias)))
 
 
 def make_value_and_grad(

@@ -31,6 +31,7 @@ class StepResult(NamedTuple):
     gradient_norm: float
     num_skipped: int = 0
     num_consecutive_skips: int = 0
+    max_expert_load: float | None = None
 
 
 def train_steps(
@@ -90,5 +91,6 @@ def evaluate(
 
 
 def _to_host(step: int, metrics: StepMetrics) -> StepResult:
-    loss, norm, skipped, in_a_row = jax.device_get(metrics)
-    return StepResult(step, float(loss), float(norm), int(skipped), int(in_a_row))
+    loss, norm, skipped, in_a_row, load = jax.device_get(metrics)
+    load = None if load is None else float(load)
+    return StepResult(step, float(loss), float(norm), int(skipped), int(in_a_row), load)

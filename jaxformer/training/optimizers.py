@@ -174,15 +174,22 @@ class OptimizerConfig:
         optimizer: Optimizer.
         clip_norm: Global norm to which gradients are clipped; None does not clip.
         decay_roles: Roles of the parameters that have weight decay.
+        selection_bias_rate: Change of the bias by which a router chooses experts, at each update:
+            up for experts with less than the mean load, down for those with more.
     """
 
     schedule: Schedule
     optimizer: Optimizer = AdamW()
     clip_norm: float | None = 1.0
     decay_roles: tuple[ParameterRole, ...] = ("kernel", "head")
+    selection_bias_rate: float = 0.001
 
     def __post_init__(self):
         check_fields(self)
+        if self.selection_bias_rate < 0:
+            raise ValueError(
+                f"selection_bias_rate must not be negative; got {self.selection_bias_rate}."
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
 
@@ -213,14 +220,39 @@ def make_optimizer(
     Raises:
         ValueError: `total_steps` is too short for the schedule.
     """
+    labels = jax.tree.map(
+        lambda x: "selection_bias" if x.role == "selection_bias" else "rest", metadata
+    )
+    rest = jax.tree.map(
+        lambda x, label: x if label == "rest" else optax.MaskedNode(), metadata, labels
+    )
     stages = {}
     if config.clip_norm is not None:
         stages["clip"] = clip_by_global_norm(config.clip_norm)
-    stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, metadata)
+    stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, rest)
     stages["learning_rate"] = optax.scale_by_learning_rate(
         learning_rate_schedule(config, total_steps)
     )
-    return run_in_float32(optax.named_chain(*stages.items()))
+    optimizer = run_in_float32(optax.named_chain(*stages.items()))
+    if "selection_bias" not in jax.tree.leaves(labels):
+        return optimizer
+    balance = balance_load(config.selection_bias_rate)
+    return optax.partition({"rest": optimizer, "selection_bias": balance}, labels)
+
+
+def balance_load(rate: float) -> optax.GradientTransformation:
+    """Change a selection bias by the sign of the load, without an auxiliary loss.
+
+        bias <- bias - rate * sign(load / mean load - 1)
+
+    References:
+        Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024.
+            arXiv:2408.15664, algorithm 1
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024. arXiv:2412.19437, section 2.1.2
+    """
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(lambda g: -rate * jnp.sign(g), updates)
+    )
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.layers import Transformer
-from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 from jaxformer.parallel import (
     active_mesh_axes,
     batch_spec,
@@ -25,6 +25,7 @@ from jaxformer.parallel import (
     token_axes,
 )
 from jaxformer.training.gradient import (
+    LOAD_GRADIENT,
     AnyBatch,
     Objective,
     apply_model,
@@ -57,12 +58,15 @@ class StepMetrics(NamedTuple):
         gradient_norm: Global gradient norm before clipping.
         num_skipped: Number of updates skipped so far.
         num_consecutive_skips: Number of updates skipped since the last applied one.
+        max_expert_load: Largest load of an expert in any layer, relative to the mean of the layer;
+            None without selection biases.
     """
 
     loss: Float[Array, ""]
     gradient_norm: Float[Array, ""]
     num_skipped: Int[Array, ""]
     num_consecutive_skips: Int[Array, ""]
+    max_expert_load: Float[Array, ""] | None = None
 
 
 class EvalSums(NamedTuple):
@@ -181,14 +185,17 @@ def make_train_step(
         seed=seed,
     )
 
-    global_norm = make_global_norm(model, mesh)
+    global_norm, max_load = make_global_norm(model, mesh), make_max_expert_load(model)
 
     def train_step(state: TrainState, batch: AnyBatch):
         loss, gradients = value_and_grad(state.params, state.step, batch)
         with jax.named_scope("gradient_norm"):
             norm = global_norm(gradients)
         with jax.named_scope("optimizer"):
-            return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, mesh)
+            state, metrics = apply_gradients(
+                optimizer, skip_step, state, loss, gradients, norm, mesh
+            )
+        return state, metrics._replace(max_expert_load=max_load(gradients))
 
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
     return jax.jit(
@@ -197,6 +204,18 @@ def make_train_step(
         out_shardings=(state_shardings, replicated(mesh)),
         compiler_options=overlap_compiler_options(mesh) if overlap_collectives else {},
     )
+
+
+def make_max_expert_load(model: Transformer) -> Callable[[Any], Float[Array, ""] | None]:
+    """Function from gradients to `StepMetrics.max_expert_load`."""
+    metadata = jax.tree.leaves(parameter_metadata(model.config))
+
+    def max_expert_load(gradients: Any) -> Float[Array, ""] | None:
+        leaves = zip(jax.tree.leaves(gradients), metadata, strict=True)
+        loads = [jnp.max(g) for g, x in leaves if x.role == "selection_bias"]
+        return 1 + jnp.max(jnp.stack(loads)) / LOAD_GRADIENT if loads else None
+
+    return max_expert_load
 
 
 def apply_gradients(
