@@ -89,6 +89,9 @@ SIZES = {
     "deepseek_v3_moe": ALONE | {"first_k_dense_replace": 2, "norm_topk_prob": False},
     "glm4_moe": GROUPED | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     "dots1": GROUPED | {"sliding_window": None, "norm_topk_prob": False},
+    "exaone_moe": GROUPED
+    | {"sliding_window": 7, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
+    | {"mlp_layer_types": ["dense", "dense", "sparse"], "num_shared_experts": 2},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

@@ -85,7 +85,7 @@ TABLE = ParamMapping(
                 FusedPerHead(),
             ),
             *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
-            *DeepSeekMoE.rules,
+            *V3.rules,
         )
     },
 )

@@ -11,7 +11,14 @@ from jaxformer.interop.param_mapping import MappingRule, linear_rules
 from jaxformer.interop.transforms import LinearKernel
 
 
-def expert_rules(prefix: str, *, gate: str, up: str, down: str) -> tuple[MappingRule, ...]:
+def expert_rules(
+    prefix: str,
+    *,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    router: str = "gate",
+) -> tuple[MappingRule, ...]:
     """Mapping rules of a router and of experts with a tensor each."""
     names = {"gate": gate, "up": up, "down": down}
     experts = (
@@ -22,26 +29,29 @@ def expert_rules(prefix: str, *, gate: str, up: str, down: str) -> tuple[Mapping
         )
         for ours, name in names.items()
     )
-    router = MappingRule(f"{prefix}.gate.weight", "feed_forward/router/kernel", LinearKernel())
-    return (router, *experts)
+    kernel = MappingRule(f"{prefix}.{router}.weight", "feed_forward/router/kernel", LinearKernel())
+    return (kernel, *experts)
 
 
-EXPERT_RULES = expert_rules(
-    f"{p.LAYER_PREFIX}.mlp", gate="gate_proj", up="up_proj", down="down_proj"
-)
+def shared_rules(prefix: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of a shared expert."""
+    return (
+        *linear_rules(f"{prefix}.gate_proj", "feed_forward/shared/gate"),
+        *linear_rules(f"{prefix}.up_proj", "feed_forward/shared/up"),
+        *linear_rules(f"{prefix}.down_proj", "feed_forward/shared/down"),
+    )
+
+
+PREFIX = f"{p.LAYER_PREFIX}.mlp"
+EXPERT_RULES = expert_rules(PREFIX)
 
 
 # Settings of experts, which have no effect if all layers are dense.
 EXPERT_ATTRIBUTES = (
     "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
     "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
-    "aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers"
+    "aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers enable_moe_fp32_combine"
 ).split()
-SHARED_RULES = (
-    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.gate_proj", "feed_forward/shared/gate"),
-    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.up_proj", "feed_forward/shared/up"),
-    *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_experts.down_proj", "feed_forward/shared/down"),
-)
 MIXTRAL_PREFIX = f"{p.LAYER_PREFIX}.block_sparse_moe"
 
 
@@ -155,10 +165,8 @@ class QwenMoE(OlmoMoE):
     rules = (
         *p.FEED_FORWARD,
         *EXPERT_RULES,
-        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.gate_proj", "feed_forward/shared/gate"),
-        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.up_proj", "feed_forward/shared/up"),
-        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert.down_proj", "feed_forward/shared/down"),
-        *linear_rules(f"{p.LAYER_PREFIX}.mlp.shared_expert_gate", "feed_forward/shared_gate"),
+        *shared_rules(f"{PREFIX}.shared_expert"),
+        *linear_rules(f"{PREFIX}.shared_expert_gate", "feed_forward/shared_gate"),
     )
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
@@ -208,6 +216,13 @@ class DeepSeekMoE:
         width: Default of the width of an expert; None has none.
         router: Router with the defaults of its fields.
         reads_renormalise: Whether ``norm_topk_prob`` counts; DeepSeek V2 never renormalises.
+        experts_name: Field of the number of experts.
+        shared_name: Field of the width of the shared expert, in experts.
+        scale_name: Field of the scale.
+        has_layer_types: Whether ``mlp_layer_types`` says which layers are dense.
+        router_tensor: Name of the router's tensor, without ``.weight``.
+        bias_tensor: Name of the selection bias.
+        shared_tensor: Name of the shared expert.
     """
 
     first_dense: int = 0
@@ -217,20 +232,36 @@ class DeepSeekMoE:
     width: int | None = None
     router: c.Router = c.Router(score="sigmoid", selection_bias=True)
     reads_renormalise: bool = True
-    rules = (
-        *p.FEED_FORWARD,
-        *EXPERT_RULES,
-        *SHARED_RULES,
-        MappingRule(
-            f"{p.LAYER_PREFIX}.mlp.gate.e_score_correction_bias", "feed_forward/selection_bias"
-        ),
-    )
+    experts_name: str = "n_routed_experts"
+    shared_name: str = "n_shared_experts"
+    scale_name: str = "routed_scaling_factor"
+    has_layer_types: bool = False
+    router_tensor: str = "gate"
+    bias_tensor: str = "gate.e_score_correction_bias"
+    shared_tensor: str = "shared_experts"
+
+    @property
+    def rules(self) -> tuple[MappingRule, ...]:
+        """Mapping rules of a layer."""
+        return (
+            *p.FEED_FORWARD,
+            *expert_rules(PREFIX, router=self.router_tensor),
+            *shared_rules(f"{PREFIX}.{self.shared_tensor}"),
+            MappingRule(f"{PREFIX}.{self.bias_tensor}", "feed_forward/selection_bias"),
+        )
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The network of each layer, without a cycle."""
         count = reader.integer("num_hidden_layers")
         first = min(count, reader.integer("first_k_dense_replace", self.first_dense))
         dense = p.read_glu(reader, bias=bias)
+        kinds = reader.sequence("mlp_layer_types", str) if self.has_layer_types else None
+        if kinds is not None:
+            first = sum(kind == "dense" for kind in kinds)
+            if kinds != ("dense",) * first + ("sparse",) * (count - first):
+                reader.add_problem(
+                    "mlp_layer_types", f"expected dense, then sparse for all {count} layers."
+                )
         for name in EXPERT_ATTRIBUTES:  # without effect if all layers are dense
             reader.get(name)
         return (
@@ -252,17 +283,19 @@ class DeepSeekMoE:
         shared, groups = shared_expert.expert.hidden_dim, moe.router.groups
         if dense_layers != [*range(len(dense_layers))] or shared % moe.expert.hidden_dim:
             return None
+        kinds = ["dense"] * len(dense_layers) + ["sparse"] * (config.num_layers - len(dense_layers))
         return {
             "first_k_dense_replace": len(dense_layers),
+            **({"mlp_layer_types": kinds} if self.has_layer_types else {}),
             "intermediate_size": dense_width(config, dense_layers, moe),
             "moe_intermediate_size": moe.expert.hidden_dim,
-            "n_routed_experts": moe.num_experts,
-            "n_shared_experts": shared // moe.expert.hidden_dim,
+            self.experts_name: moe.num_experts,
+            self.shared_name: shared // moe.expert.hidden_dim,
             "num_experts_per_tok": moe.top_k,
             "n_group": 1 if groups is None else groups.num_groups,
             "topk_group": 1 if groups is None else groups.top_k,
             "norm_topk_prob": moe.router.renormalise,
-            "routed_scaling_factor": moe.router.scale,
+            self.scale_name: moe.router.scale,
         }
 
     def _read_moe(self, reader: ConfigReader) -> c.MoE:
@@ -270,17 +303,17 @@ class DeepSeekMoE:
         reader.require_value("moe_layer_freq", 1)
         reader.require_value("scoring_func", router.score)
         expert = p.read_glu(reader, width_name="moe_intermediate_size", hidden_dim=self.width)
-        shared = reader.integer("n_shared_experts", self.num_shared) * expert.hidden_dim
+        shared = reader.integer(self.shared_name, self.num_shared) * expert.hidden_dim
         renormalise = reader.boolean("norm_topk_prob", router.renormalise)
         router = replace(
             router,
             renormalise=renormalise if self.reads_renormalise else False,
-            scale=reader.number("routed_scaling_factor", router.scale),
+            scale=reader.number(self.scale_name, router.scale),
             groups=self._read_groups(reader),
         )
         return c.MoE(
             expert=expert,
-            num_experts=reader.integer("n_routed_experts", self.num_experts),
+            num_experts=reader.integer(self.experts_name, self.num_experts),
             top_k=reader.integer("num_experts_per_tok", self.top_k),
             router=router,
             shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared)),

@@ -123,7 +123,8 @@ class LlamaLike:
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
-        if not p.is_rope_decoder(config):
+        has_rope = any(isinstance(x, c.Rope) for x in config.attention.positions)
+        if not isinstance(config.topology, c.Decoder) or not has_rope:
             return None
         branch = self.branch.write(config)
         if branch is None:

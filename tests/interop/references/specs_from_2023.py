@@ -465,6 +465,36 @@ SPECS = {
             "rope_parameters": rope(5e6, partial_rotary_factor=0.5),
         },
     ),
+    "exaone_moe": (
+        "exaone_moe",
+        "ExaoneMoeForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 10,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "hy_v3": (
+        "hy_v3",
+        "HYV3ForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "router_scaling_factor": 1.7,
+            "rope_parameters": rope(1e6),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (
