@@ -1,7 +1,7 @@
 """Where families like Llama differ: windows, positions, norms and feed-forward networks."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxformer import config as c
 from jaxformer.interop.config_comparison import shortest_cycle
@@ -30,6 +30,7 @@ GLM_NORMS = (
 NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS, "sandwich": GLM_NORMS}
 
 
+@runtime_checkable
 class Windows(Protocol):
     """How config.json has the sliding windows."""
 
@@ -247,6 +248,7 @@ class RopeByLayerType(OneRope):
         return {**fields, "rope_parameters": sections}
 
 
+@runtime_checkable
 class Branch(Protocol):
     """How config.json and the tensors have the feed-forward networks."""
 
