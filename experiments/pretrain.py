@@ -332,8 +332,9 @@ def open_source(
     else:
         stream = data.StreamedSource(source, template=template, **share)
     print(
-        f"  {len(stream.names)} files of {format_count(stream.num_bytes)} bytes are read while the "
-        f"model is trained; held-out text is of {stream.first}",
+        f"  {stream.num_files} files of {format_count(stream.num_bytes)} bytes are read in "
+        f"{len(stream.names)} shards while the model is trained; held-out text is of the shard of "
+        f"{stream.first}",
         flush=True,
     )
     return stream

@@ -31,6 +31,7 @@ from jaxformer.errors import readable_errors
 from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
 
 IDENTITY_FILE = "corpus.json"  # of the text and the tokenizer
+CHANGED = {"text": "text", "tokenizer": "tokenizer", "parts": "number of parts"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -102,6 +103,7 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
         names, num_parts = list(source.names), len(source.names)
         parts = {i + 1: source.documents(name) for i, name in enumerate(names)}
         parts = dict(list(parts.items())[number - 1 :: count])
+        print(f"{num_parts} shards, of which this process tokenizes {len(parts)}.", flush=True)
         text_key = json_digest([source.shard_key(name) for name in names])
     else:
         source, num_parts = CachedSource(corpus, folder=cache), count
@@ -141,10 +143,8 @@ def write_identity(
             names = (*TOKENIZER_FILES, IDENTITY_FILE)
             upload([folder / name for name in names if (folder / name).exists()], output)
     elif changed := [name for name in identity if identity[name] != known.get(name)]:
-        raise ValueError(
-            f"{output} has another {' and another '.join(changed)}; pass another --output, or "
-            "remove it."
-        )
+        others = " and another ".join(CHANGED[name] for name in changed)
+        raise ValueError(f"{output} has another {others}; pass another --output, or remove it.")
 
 
 def tokenize_part(

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from jaxformer.data.records import RECORD_SUFFIXES, data_suffix
+from jaxformer.data.records import data_suffix
 from jaxformer.extras import import_extra
 from jaxformer.json_files import json_digest
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 23  # of one request
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between tries; each pause doubles
+LEFT_OUT = "README.md"  # which describes a dataset on the hub
 POLL_SECONDS = 0.2
 MAX_PAUSES = 60.0, 900.0  # seconds of pauses without progress: of a listing, of reading a file
 # What tells a version of a file from another, in the order of preference.
@@ -105,8 +106,8 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
 
     Args:
         url: Address of a file or a folder, or a pattern such as ``hf://datasets/NAME/*.parquet``.
-        suffixes: Suffixes of the files of a folder to include. If a folder has files of records,
-            only these are included; ``.json`` files need a pattern. None includes all files.
+        suffixes: Suffixes of the files of a folder to include, without README.md; ``.json`` files
+            need a pattern. None includes all files.
 
     Returns:
         The files by name, sorted.
@@ -331,16 +332,15 @@ def _chunks(file: StoreFile, check_stop: Callable[[], None]) -> Iterator[bytes]:
 
 
 def _of_corpus(names: dict[str, str], suffixes: Sequence[str]) -> dict[str, str]:
-    """Files of a folder with one of the suffixes; if there are any, only those of records."""
-    names = {
+    """Files of a folder with one of the suffixes, without hidden ones and `LEFT_OUT`."""
+    return {
         path: name
         for path, name in names.items()
         if (suffix := data_suffix(Path(name))) in suffixes
         and suffix != ".json"
+        and PurePosixPath(name).name != LEFT_OUT
         and not any(part.startswith(".") for part in PurePosixPath(name).parts)
     }
-    records = {k: name for k, name in names.items() if data_suffix(Path(name)) in RECORD_SUFFIXES}
-    return records or names
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -54,6 +54,7 @@ class ShardedSource:
         source: The source.
         names: Names of the shards.
         first: Name of the shard with the held-out text.
+        num_files: Number of files.
         num_bytes: Bytes of all files, compressed ones as they are.
     """
 
@@ -102,7 +103,7 @@ class ShardedSource:
             )
         self._sizes = {name: ShardSize(*size) for name, size in known["sizes"].items()}
         sizes = {name: sum(x.size or 0 for x in files) for name, files in shards.items()}
-        self.num_bytes = sum(sizes.values())
+        self.num_files, self.num_bytes = len(self._versions), sum(sizes.values())
         large = [name for name, size in sizes.items() if size >= self.num_bytes / len(sizes)]
         self.first = min(large, key=lambda name: hashlib.sha256(name.encode()).digest())
         share = max(held_out, min(0.5, held_out * len(self.names)))

@@ -55,6 +55,11 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+REASONS: Mapping[str, str] = {
+    "quantization_config": "quantized weights are not read; convert the folder to bfloat16 first"
+}
+
+
 class ConfigReader:
     """The attributes of config.json, or of an object inside it.
 
@@ -167,9 +172,8 @@ class ConfigReader:
             )
             neutral = name in NEUTRAL_VALUES and value in NEUTRAL_VALUES[name]
             if not (name in self._read or harmless or neutral or path in ignore):
-                unsupported_lines.append(
-                    f"{path} = {value!r}: unknown attribute, which may change the model."
-                )
+                reason = REASONS.get(name, "unknown attribute, which may change the model")
+                unsupported_lines.append(f"{path} = {value!r}: {reason}.")
         for inner in self._sections:
             unsupported_lines += inner.unsupported(ignore, unread=unread)
         return unsupported_lines

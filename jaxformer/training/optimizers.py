@@ -247,7 +247,7 @@ def balance_load(rate: float) -> optax.GradientTransformation:
 
     References:
         Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024.
-            arXiv:2408.15664, algorithm 1
+        arXiv:2408.15664, algorithm 1
         DeepSeek-AI, DeepSeek-V3 Technical Report, 2024. arXiv:2412.19437, section 2.1.2
     """
     return optax.stateless(

@@ -75,7 +75,8 @@ def test_files_of_a_folder_of_a_pattern_and_one(store):
     assert listed("flaky://b/c/*.json") == listed("flaky://b/c/d.json") == ["d.json"]
     assert listed("flaky://b/*/[ae].*") == ["c/a.txt", "c/e.csv"]
     store.pipe("/b/c/s/f.jsonl", b"{}")
-    assert listed("flaky://b/c") == ["s/f.jsonl"]  # a dataset's README is not its text
+    store.pipe("/b/c/README.md", b"of the dataset, not its text")
+    assert listed("flaky://b/c") == ["a.txt", "s/b.md", "s/f.jsonl"]
     store.pipe("/b/c/x[1].txt", b"x")
     assert listed("flaky://b/c/x[1].txt") == ["x[1].txt"]
     file = stores.list_store("flaky://b/c", SUFFIXES)["s/f.jsonl"]

@@ -140,7 +140,7 @@ def test_what_is_complete_is_left_alone(capsys, monkeypatch):
         (("--part", "2/1"), "--part must be NUMBER/COUNT, .* got '2/1'"),
         (("--part", "0/1"), "counted from 1; got '0/1'"),
         (("--part", "x"), "got 'x'"),
-        (("--part", "1/3"), "tokens has another parts"),
+        (("--part", "1/3"), "tokens has another number of parts"),
         (dict(output="new", corpus="one.txt"), "new/part-2-of-2 has no document; use fewer"),
     ],
     ids=str,

@@ -37,7 +37,8 @@ def test_all_that_is_not_honoured_is_named_at_once(tmp_path):
         "relu, relu2, sigmoid, linear.",
         "  num_hidden_layers = 'three': expected a value of type int.",
         "  partial_rotary_factor = 0.5: this family rotates whole heads; it must be 1.",
-        "  quantization_config = {'bits': 4}: unknown attribute, which may change the model.",
+        "  quantization_config = {'bits': 4}: quantized weights are not read; convert the "
+        "folder to bfloat16 first.",
         "  residual_multiplier = 0.22: unknown attribute, which may change the model.",
         "  rope_scaling.mrope_section = [1, 1]: unknown attribute, which may change the model.",
     ]
