@@ -73,6 +73,11 @@ class DenseFeedForward(FeedForward, protocol=True):
         products = len(self.input_projections) + 1
         return products * 2 * length * model_dim * self.hidden_dim
 
+    def num_parameters(self, model_dim: int) -> int:
+        """Numbers in kernels and biases."""
+        num_biases = len(self.input_projections) * self.hidden_dim + model_dim
+        return self.flops(model_dim, 1) // 2 + self.bias * num_biases
+
     def hidden_width(self, model_dim: int) -> int:
         """Outputs per token of the projections from the model width."""
         return len(self.input_projections) * self.hidden_dim
@@ -135,7 +140,7 @@ class GLU(DenseFeedForward):
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGEGLU(DenseFeedForward):
-    """Quick-GELU gate times (value + 1), both clamped (Phi-3-small).
+    """Quick-GELU gate times (value + 1), both clamped (Phi-3-small, gpt-oss).
 
     Attributes:
         hidden_dim: Number of hidden features.
@@ -231,14 +236,14 @@ class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
     Attributes:
-        expert: The network of each expert, without biases.
+        expert: The network of each expert.
         num_experts: Number of experts.
         top_k: Experts per token, those with the largest scores.
         router: How experts are chosen and weighed.
         shared: An expert that every token meets; None has none.
     """
 
-    expert: MLP | GLU
+    expert: MLP | GLU | ClampedGEGLU
     num_experts: int
     top_k: int = 2
     router: Router = Router()
@@ -252,7 +257,6 @@ class MoE(FeedForward):
             "MoE.top_k must be at most num_experts; "
             f"got top_k={self.top_k}, num_experts={self.num_experts}.",
         )
-        require(not self.expert.bias, f"MoE experts do not support biases; got {self.expert}.")
         if (groups := self.router.groups) is not None:
             require(
                 self.num_experts % groups.num_groups == 0,

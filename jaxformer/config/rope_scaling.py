@@ -156,6 +156,7 @@ class Yarn(Scaling):
         beta_fast: Frequencies with more rotations are unchanged.
         beta_slow: Frequencies with fewer rotations are divided by `factor`.
         attention_factor: Multiplies rotated queries and keys; None is 0.1 * ln(factor) + 1.
+        truncate: Whether the bounds of the ramp between both are whole indices.
     """
 
     factor: float
@@ -163,6 +164,7 @@ class Yarn(Scaling):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True
 
     def __post_init__(self):
         check_fields(self)
@@ -183,6 +185,7 @@ class Yarn(Scaling):
             original_max_length=self.original_max_length,
             beta_fast=self.beta_fast,
             beta_slow=self.beta_slow,
+            truncate=self.truncate,
         )
 
     @property

@@ -49,7 +49,7 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
     for layer, _ in _layers(config):
         feed_forward: Any = layer.feed_forward
         if feed_forward.is_moe:
-            expert_size = feed_forward.expert.flops(config.model_dim, 1) // 2
+            expert_size = feed_forward.expert.num_parameters(config.model_dim)
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
     return num_parameters(config) - unused
 

@@ -23,6 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.attention.online_softmax import add_sinks, sinks_gradient
 from jaxformer.functional.collectives import pvary_like
 
 KERNEL_REMAT_NAME = "attention by a kernel"  # name of its results for policies of `jax.checkpoint`
@@ -126,6 +127,7 @@ def kernel_attention(
     key: Float[Array, "B S K H"],
     value: Float[Array, "B S K H"],
     segments: SegmentIds,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention by an external kernel; its results are saved for remat under KERNEL_REMAT_NAME.
 
@@ -135,8 +137,20 @@ def kernel_attention(
         key: Keys of K heads.
         value: Values of K heads.
         segments: Segments of queries and keys.
+        sinks: A score per query head, of a key whose value is zero; the kernel does not know it.
     """
-    return merge_vmap_axes(_output, kernel)(query, key, value, segments)[0]
+    return _output_and_sums(kernel, query, key, value, segments, sinks)[0]
+
+
+def _output_and_sums(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
+    """Return output [B, T, N, H] and log-sum-exp [B, N, T], with sinks if there are any."""
+    *inputs, sinks = arrays
+    output, sums = merge_vmap_axes(_output, kernel)(*inputs)
+    if sinks is None:
+        return output, sums
+    sinks = jnp.broadcast_to(sinks, sums.shape[:-1])
+    output, sums = add_sinks(jnp.moveaxis(output, 1, 2), sums, sinks)
+    return jnp.moveaxis(output, 1, 2), sums
 
 
 def _output(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
@@ -188,16 +202,23 @@ def _kernel_inputs(
 
 
 def _forward(kernel: AttentionKernel, *arrays: Any):
-    output, sums = merge_vmap_axes(_output, kernel)(*arrays)
+    output, sums = _output_and_sums(kernel, *arrays)
     rows = output.reshape(*output.shape[:2], -1)  # heads narrower than the lanes would be padded
     rows, sums = (checkpoint_name(x, KERNEL_REMAT_NAME) for x in (rows, sums))
     return rows.reshape(output.shape), (*arrays, rows, sums)
 
 
 def _backward(kernel: AttentionKernel, residuals: Any, d_output: Array) -> Any:
-    *arrays, rows, sums = residuals
+    *arrays, sinks, rows, sums = residuals
     output = rows.reshape(d_output.shape)
-    return *merge_vmap_axes(_gradients, kernel)(*arrays, output, sums, d_output), None
+    gradients = merge_vmap_axes(_gradients, kernel)(*arrays, output, sums, d_output)
+    if sinks is None:
+        return *gradients, None, None
+    by_head = (jnp.moveaxis(x, 1, 2) for x in (output, d_output))
+    d_sinks = sinks_gradient(
+        jnp.broadcast_to(sinks, sums.shape[:-1]), next(by_head), sums, next(by_head)
+    )
+    return *gradients, None, jnp.sum(d_sinks, axis=0)
 
 
 kernel_attention.defvjp(_forward, _backward)

@@ -25,11 +25,14 @@ LOG = logging.getLogger("jaxformer")
 
 @typechecked
 def grouped_matmul(
-    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], group_sizes: Integer[Array, " E"]
+    x: Float[Array, "R D"],
+    kernels: Float[Array, "E D F"],
+    group_sizes: Integer[Array, " E"],
+    biases: Float[Array, "E F"] | None = None,
 ) -> Float[Array, "R F"]:
-    """Multiply consecutive groups of rows by one kernel per group.
+    """Multiply consecutive groups of rows by one kernel per group, and add the group's bias.
 
-        y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
+        y[r] = x[r] @ kernels[e] + biases[e]    for the sizes[e] rows r of group e
 
     TPUs and Hopper GPUs use Pallas kernels of JAX, other devices `jax.lax.ragged_dot`. Only the
     first reverse-mode derivative is supported: forward mode and second derivatives fail.
@@ -38,6 +41,7 @@ def grouped_matmul(
         x: Rows, sorted by group.
         kernels: One kernel per group, in the dtype of `x`.
         group_sizes: Rows of each group; they sum to R.
+        biases: One bias per group; None has none.
 
     Returns:
         The products, in the dtype of `x`.
@@ -46,7 +50,18 @@ def grouped_matmul(
         Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
         arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
     """
-    return grouped_matmul_by(_choose_backend(x, kernels), x, kernels, group_sizes.astype(jnp.int32))
+    sizes = group_sizes.astype(jnp.int32)
+    y = grouped_matmul_by(_choose_backend(x, kernels), x, kernels, sizes)
+    return y if biases is None else y + _row_biases(biases, sizes, len(x)).astype(y.dtype)
+
+
+def _row_biases(
+    biases: Float[Array, "E F"], group_sizes: Integer[Array, " E"], num_rows: int
+) -> Float[Array, "R F"]:
+    """The bias of each row's group, as a product with a one-hot matrix: its gradient is one too."""
+    ends, row = jnp.cumsum(group_sizes)[None], jnp.arange(num_rows)[:, None]
+    is_in_group = (row < ends) & (row >= ends - group_sizes[None])
+    return jnp.matmul(is_in_group.astype(biases.dtype), biases, precision="highest")
 
 
 class GroupedMatmulBackend(ABC):

@@ -87,7 +87,8 @@ def attention_maps(
         **inputs: Other arrays that the model takes: source, positions, segments, ...
 
     Returns:
-        The maps. Rows of softmax attention sum to 1, or to 0 if all keys are masked.
+        The maps. Rows of softmax attention sum to 1, or to 0 if all keys are masked; with sinks to
+        less than 1.
 
     Raises:
         ValueError: A layer, head, query or part does not exist, or the maps exceed `max_bytes`.
@@ -241,16 +242,18 @@ def _layer_weights(
         recorded.bias,
         recorded.query.shape[-2] // recorded.key.shape[-2],
     )
-    query, key = recorded.query, recorded.key
+    query, key, sinks = recorded.query, recorded.key, recorded.sinks
     if choice.heads is not None:
         heads = jnp.asarray(choice.heads)
         query, key = query[..., heads, :], key[..., heads // group, :]
+        sinks = None if sinks is None else sinks[heads]
         mask, bias = (_select_heads(x, query.ndim, heads) for x in (mask, bias))
     if choice.window is not None:
         rows = slice(*choice.window)
         query = query[..., rows, :, :]
         mask, bias = (_select_queries(x, rows) for x in (mask, bias))
-    return F.attention_weights(query, key, mask, bias, **vars(recorded.score_options))
+    options = vars(recorded.score_options)
+    return F.attention_weights(query, key, mask, bias, sinks=sinks, **options)
 
 
 def _select_heads(mask_or_bias: Any, num_axes: int, heads: Int[Array, " n"]) -> Any:

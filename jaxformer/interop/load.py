@@ -187,6 +187,9 @@ def build_config(
 ) -> c.TransformerConfig:
     """Convert config.json to our configuration; raises for attributes that are not supported."""
     reader = ConfigReader(values)
+    quantization = values.get("quantization_config")
+    if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
+        reader.get("quantization_config")  # what it says is seen from the tensors
     try:
         config = family.read(reader)
     except (ValueError, ArithmeticError) as error:

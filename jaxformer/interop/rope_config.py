@@ -162,6 +162,7 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
                 "beta_fast": s.beta_fast,
                 "beta_slow": s.beta_slow,
                 "original_max_position_embeddings": s.original_max_length,
+                **({} if s.truncate else {"truncate": False}),
             }
             lengths["max_position_embeddings"] = int(s.factor * s.original_max_length)
         case c.LongRope() as s:
@@ -210,7 +211,6 @@ def _scaling(
 
 
 def _yarn(section: ConfigReader, max_length: int, original: int) -> c.Yarn:
-    section.require_value("truncate", True)
     factor = section.number("factor", max_length / original)
     attention = section.optional_number("attention_factor")
     mscale = section.optional_number("mscale")
@@ -223,6 +223,7 @@ def _yarn(section: ConfigReader, max_length: int, original: int) -> c.Yarn:
         beta_fast=section.number("beta_fast", 32.0),
         beta_slow=section.number("beta_slow", 1.0),
         attention_factor=attention,
+        truncate=section.boolean("truncate", True),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jaxformer.interop import mxfp4
 from jaxformer.json_files import get_field, read_json
 
 FLOAT_DTYPES: Mapping[str, np.dtype] = {
@@ -22,23 +23,34 @@ FLOAT_DTYPES: Mapping[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+DTYPES = {**FLOAT_DTYPES, "U8": np.dtype(np.uint8)}
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
 class StoredTensor(NamedTuple):
-    """Header entry of one tensor: file, name, dtype name, shape, and where its bytes begin."""
+    """Header entry of one tensor.
+
+    Attributes:
+        path: Its file.
+        name: Its name.
+        dtype: Name of its dtype.
+        shape: Its shape.
+        offset: Where its bytes begin.
+        mxfp4: Entries of the blocks and the scales, if the values are read from these two.
+    """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    mxfp4: tuple["StoredTensor", "StoredTensor"] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values, which have a float dtype."""
-        return math.prod(self.shape) * FLOAT_DTYPES[self.dtype].itemsize
+        """Bytes of its values."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class TensorSpec(NamedTuple):
@@ -67,9 +79,9 @@ def read_folder_headers(folder: Path) -> dict[str, StoredTensor]:
         ValueError: There is no such file, or files are missing or damaged; the message lists all.
     """
     if (folder / SINGLE_FILE).is_file():
-        return read_header(folder / SINGLE_FILE)
+        return _join_mxfp4(read_header(folder / SINGLE_FILE))
     if (folder / INDEX_FILE).is_file():
-        return _open_shards(folder)
+        return _join_mxfp4(_open_shards(folder))
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
     other_files = sorted(p.name for p in folder.glob("*.safetensors"))
     if pickles:
@@ -114,16 +126,39 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     }
 
 
+def _join_mxfp4(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Replace bytes NAME_blocks [E, F, D / 32, 16] and NAME_scales by NAME, kernels [E, D, F]."""
+    joined = dict(stored)
+    for blocks in stored.values():
+        name = blocks.name.removesuffix("_blocks")
+        scales = stored.get(f"{name}_scales")
+        if name == blocks.name or scales is None or {blocks.dtype, scales.dtype} != {"U8"}:
+            continue
+        if (*scales.shape, mxfp4.BLOCK_BYTES) != blocks.shape or len(scales.shape) != 3:
+            raise ValueError(
+                f"{blocks.path}: {blocks.name} must be [experts, outputs, inputs / 32, 16] and "
+                f"{scales.name} as many without the last axis; got {list(blocks.shape)} and "
+                f"{list(scales.shape)}."
+            )
+        del joined[blocks.name], joined[scales.name]
+        experts, outputs, groups = scales.shape
+        shape = experts, 2 * mxfp4.BLOCK_BYTES * groups, outputs
+        joined[name] = StoredTensor(blocks.path, name, "BF16", shape, 0, (blocks, scales))
+    return joined
+
+
 def read_tensor(stored: StoredTensor) -> np.ndarray:
     """Read one tensor.
 
     Raises:
         ValueError: The file has become shorter since its header was read.
     """
+    if stored.mxfp4 is not None:
+        return mxfp4.dequantize(*map(read_tensor, stored.mxfp4))
     data = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
     if data.size < stored.nbytes:
         raise ValueError(f"{stored.path} has become shorter while it was read.")
-    return data.view(FLOAT_DTYPES[stored.dtype]).reshape(stored.shape)
+    return data.view(DTYPES[stored.dtype]).reshape(stored.shape)
 
 
 def write_folder(

@@ -189,25 +189,30 @@ class FusedPerHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Interleaved:
-    """Parameters interleaved along the first axis: gate, up, gate, up (Phi-3-small).
+    """Parameters interleaved along an axis: gate, up, gate, up (Phi-3-small, gpt-oss).
 
     Attributes:
         part: Transform of each parameter.
+        axis: The axis, counted from the first.
     """
 
     part: Transform = LinearKernel()
+    axis: int = 0
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        first, *rest = self.part.hf_shape([params[0]])
-        return (len(params) * first, *rest)
+        shape = list(self.part.hf_shape([params[0]]))
+        shape[self.axis] *= len(params)
+        return tuple(shape)
 
     def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        count = len(params)
-        return [self.part.from_hf(hf_tensor[i::count], [s])[0] for i, s in enumerate(params)]
+        count, first = len(params), np.moveaxis(hf_tensor, self.axis, 0)
+        parts = [np.moveaxis(first[i::count], 0, self.axis) for i in range(count)]
+        return [self.part.from_hf(x, [shape])[0] for x, shape in zip(parts, params, strict=True)]
 
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
         parts = [self.part.to_hf([x]) for x in params]
-        return np.stack(parts, axis=1).reshape(self.hf_shape([x.shape for x in params]))
+        stacked = np.stack(parts, axis=self.axis + 1)
+        return stacked.reshape(self.hf_shape([x.shape for x in params]))
 
 
 @dataclass(frozen=True, kw_only=True)

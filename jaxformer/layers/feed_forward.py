@@ -162,42 +162,51 @@ class GroupedExperts(nn.Module):
     ) -> Float[Array, "R D"]:
         expert, init = self.option.expert, self.config.initialisation
         width, count = self.config.model_dim, self.option.num_experts
-
-        def grouped(name: str, x: Array, shape: tuple[int, int], logical_axes: str, **start: Any):
-            kernel = ExpertKernel(
-                (count, *shape), f"experts {logical_axes}", self.runtime, **start, name=name
-            )
-            return F.grouped_matmul(x, kernel(), group_sizes)
-
+        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
         kernel_init = init.feed_forward_in or init.projection
-        shape = width, expert.hidden_dim
         projections = {
-            name: grouped(name, rows, shape, "model -> hidden", kernel_init=kernel_init)
+            name: ExpertLinear(
+                (count, width, expert.hidden_dim),
+                "model -> hidden",
+                self.runtime,
+                kernel_init,
+                bias=expert.bias,
+                name=name,
+            )(rows, group_sizes)
             for name in expert.input_projections
         }
-        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
         hidden = apply_dropout(
             self, expert.activate(projections), rate, self.runtime, axis_name=tensor
         )
-        kernel_init = init.feed_forward_out or init.projection
-        divisor = self.config.residual_init_divisor
-        logical_axes = "hidden -> model"
-        return grouped(
-            "down", hidden, shape[::-1], logical_axes, kernel_init=kernel_init, init_divisor=divisor
+        down = ExpertLinear(
+            (count, expert.hidden_dim, width),
+            "hidden -> model",
+            self.runtime,
+            init.feed_forward_out or init.projection,
+            bias=expert.bias,
+            init_divisor=self.config.residual_init_divisor,
+            name="down",
         )
+        return down(hidden, group_sizes)
 
 
-class ExpertKernel(nn.Module):
-    """A kernel for each expert, [E, D, F]."""
+class ExpertLinear(nn.Module):
+    """A linear layer for each expert: kernels [E, D, F] and biases [E, F].
+
+    The outputs of sharded inputs are partial sums over devices, of which one has the bias.
+    """
 
     shape: tuple[int, int, int]
     logical_axes: str
     runtime: RuntimeConfig
     kernel_init: c.Initialiser
+    bias: bool = False
     init_divisor: float = 1.0
 
     @nn.compact
-    def __call__(self) -> Float[Array, "E D F"]:
+    def __call__(
+        self, rows: Float[Array, "R D"], group_sizes: Int[Array, " E"]
+    ) -> Float[Array, "R F"]:
         init_one = initializer(self.kernel_init, divisor=self.init_divisor)
 
         def init_fn(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -205,7 +214,21 @@ class ExpertKernel(nn.Module):
                 jax.random.split(key, shape[0])
             )
 
-        dtype = self.runtime.dtype
-        return sharded_parameter(
-            self, "kernel", init_fn, self.shape, self.logical_axes, self.runtime, dtype=dtype
+        runtime, dtype, biases = self.runtime, self.runtime.dtype, None
+        kernels = sharded_parameter(
+            self,
+            "kernel",
+            init_fn,
+            self.shape,
+            f"experts {self.logical_axes}",
+            runtime,
+            dtype=dtype,
         )
+        if self.bias:
+            inputs, outputs = self.logical_axes.split(" -> ")
+            bias_axes = f"experts {outputs.replace('model', 'features')}"
+            shape, zeros = (self.shape[0], self.shape[2]), nn.initializers.zeros
+            biases = sharded_parameter(self, "bias", zeros, shape, bias_axes, runtime, dtype=dtype)
+            if inputs == "hidden" and (tensor := runtime.mesh_axes.tensor) is not None:
+                biases = jnp.where(jax.lax.axis_index(tensor) == 0, biases, 0)
+        return F.grouped_matmul(rows, kernels, group_sizes, biases)

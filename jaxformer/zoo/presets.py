@@ -13,6 +13,7 @@ from jaxformer.zoo import (
     gemma,
     gopher,
     gpt,
+    gpt_oss,
     lamda,
     llama,
     mistral,
@@ -28,7 +29,7 @@ from jaxformer.zoo import (
 
 FAMILIES = (
     *(transformer_2017, gpt, t5, eleuther, lamda, gopher, bloom, opt, palm),
-    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
+    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere, gpt_oss),
 )
 PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

@@ -383,8 +383,8 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             "MoE.num_experts must be positive; got 0",
         ),
         (
-            lambda: c.MoE(expert=c.MLP(hidden_dim=3, bias=True), num_experts=4),
-            "MoE experts do not support biases; got MLP.hidden_dim=3",
+            lambda: change(attention=dict(sinks=True, normalizer="relu")),
+            r"MultiHead\.sinks needs normalizer=\"softmax\"; got 'relu'",
         ),
         (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
         (
@@ -724,6 +724,7 @@ OTHERS = [
                         beta_fast=9.0,
                         beta_slow=2.0,
                         attention_factor=1.5,
+                        truncate=False,
                     ),
                     replace(LONG_ROPE, short_factors=LONG, attention_factor=1.5),
                 )

@@ -185,6 +185,22 @@ def test_older_versions_of_jax_have_no_gradient_for_hopper(monkeypatch):
     assert type(grouped._choose_backend(kernels[0], kernels)) is RaggedDotBackend
 
 
+def test_biases_of_groups_and_their_gradient():
+    x, kernels, biases, dy = draw(R, D), draw(E, D, H), draw(E, H), draw(R, H)
+    sizes = SIZES[0]
+
+    def linear(biases):
+        return F.grouped_matmul(x, kernels, jnp.asarray(sizes), biases)
+
+    y, pullback = jax.vjp(linear, biases)
+    groups = np.repeat(np.arange(E), sizes)
+    expected = by_hand(x, kernels, sizes, dy)[0] + biases[groups]
+    np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())
+    d_biases = np.zeros((E, H))
+    np.add.at(d_biases, groups, dy)
+    np.testing.assert_allclose(pullback(dy)[0], d_biases, atol=1e-4)
+
+
 def test_sizes_of_any_whole_numbers_will_do():
     x, kernels = draw(R, D), draw(E, D, H)
     expected, *_ = by_hand(x, kernels, SIZES[0], draw(R, H))

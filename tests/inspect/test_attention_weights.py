@@ -35,6 +35,7 @@ KINDS = {
     "window": {"windows": (3, None)},
     "blocks": {"windows": (BlockSparse(block_size=2, local_blocks=1, stride=2),)},
     "relu": {"normalizer": "relu"},
+    "sinks": {"sinks": True},
     "shared": SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
     "latent": Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles()),

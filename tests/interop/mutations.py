@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxformer.config import (
     Alibi,
     BlockSparse,
+    ClampedGEGLU,
     ExpertGroups,
     LayerNorm,
     NTKScaling,
@@ -160,6 +161,14 @@ MUTATIONS = {
     "qk norm of the width": Mutation("olmo2", attention(qk_norm=None)),
     "qk norm under narrow heads": Mutation("qwen3", attention(qk_norm=None)),
     "relu for softmax": Mutation("llama", attention(normalizer="relu")),
+    "sinks": Mutation("gpt_oss", attention(sinks=False)),
+    "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
+    "limit of clamped experts": Mutation(
+        "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=7.0))
+    ),
+    "biases of experts": Mutation(
+        "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
+    ),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),
     "clip": Mutation("olmo_clip", attention(clip_qkv=None)),

@@ -85,8 +85,6 @@ def test_longrope_takes_its_growth_from_the_lengths_or_from_factor():
 def test_scalings_that_are_not_built():
     with pytest.raises(ValueError, match=r"rope_scaling\.type = 'proportional': expected one of"):
         rope(rope_scaling={"type": "proportional", "factor": 2.0})
-    with pytest.raises(ValueError, match=r"rope_scaling\.truncate = False: not supported by jax"):
-        rope(rope_scaling={"type": "yarn", **YARN, "truncate": False})
     with pytest.raises(ValueError, match=r"rope_scaling\.factor = None: expected a value of type"):
         rope(rope_scaling={"type": "linear"})
 
@@ -97,6 +95,7 @@ def test_scalings_that_are_not_built():
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "llama3", **LLAMA3},
         {"rope_type": "yarn", **YARN, "beta_fast": 4.0, "attention_factor": 1.5},
+        {"rope_type": "yarn", **YARN, "beta_fast": 4.0, "truncate": False},
     ],
 )
 def test_both_kinds_of_fields_are_written(scaling):

@@ -118,6 +118,11 @@ def test_interleaved():
         np.testing.assert_array_equal(up[:, f], theirs[2 * f + 1])
     _, up = split(Interleaved(part=Flatten()), theirs[:, 0], [(F,)] * 2)
     np.testing.assert_array_equal(up, theirs[1::2, 0])
+    stacked = numbered((N, D, 2 * F))
+    gate, up = split(Interleaved(part=Identity(), axis=2), stacked, [(N, D, F)] * 2)
+    for f in range(F):
+        np.testing.assert_array_equal(gate[..., f], stacked[..., 2 * f])
+        np.testing.assert_array_equal(up[..., f], stacked[..., 2 * f + 1])
 
 
 def test_halves_of_heads():

@@ -87,11 +87,13 @@ OPTIONS = {  # of attention where its name is there, else of the model
     "feed-forward": {
         "glu": {},
         "mixed": dict(feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))),
-        "experts": dict(feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4), GROUPED)),
+        "experts": dict(
+            feed_forward=(MoE(expert=ClampedGEGLU(hidden_dim=5), num_experts=4), GROUPED)
+        ),
     },
     "scores": {
         "plain": {},
-        "normed": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0),
+        "normed": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0, sinks=True),
         "other": dict(
             qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
             biases=("query", "key", "value", "out"),

@@ -38,6 +38,7 @@ CASES = [
     ),  # shared heads
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), {}),
+    ("gpt-oss-20b", dict(expert=2, tensor=2, context=2), {}),  # sinks, biases of experts
     ("llama-2-70b", dict(data=8), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(muon=True)),  # 8 devices, 2 layers
     ("t5-small", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),

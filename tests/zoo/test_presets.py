@@ -110,6 +110,8 @@ ROUNDED = {
     "deepseek-67b": (67, 0.5),  # table 2
     "reka-flash-3": (20.9, 0.05),  # model page
     "falcon-2-11b": (11.1, 0.05),  # model page
+    "gpt-oss-20b": (20.91, 0.005),  # model card, table 1
+    "gpt-oss-120b": (116.83, 0.005),
 }
 # Without tables of tokens and head.
 NON_EMBEDDING = {
@@ -146,11 +148,14 @@ def test_published_parameter_counts(name):
         assert (total - tables) / 1e9 == pytest.approx(published, rel=0, abs=within)
 
 
-def test_mixtral_as_its_paper_counts():
-    """47B in all, of which a token meets 13B."""
-    config = zoo.get("mixtral-8x7b")
-    assert costs.num_active_parameters(config) == 12_879_925_248
+def test_parameters_that_a_token_meets():
+    """Of the 47B of Mixtral's paper 13B; table 1 of gpt-oss does not count the token embedding."""
+    assert costs.num_active_parameters(zoo.get("mixtral-8x7b")) == 12_879_925_248
     assert costs.num_active_parameters(zoo.get("mistral-7b")) == EXACT["mistral-7b"]
+    for name, published in {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}.items():
+        config = zoo.get(name)
+        active = costs.num_active_parameters(config) - config.vocab_size * config.model_dim
+        assert active / 1e9 == pytest.approx(published, rel=0, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import check_fields, require_positive
+from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.attention.checks import check_heads, check_layer_patterns
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.norms import QKNorm
@@ -30,6 +30,8 @@ class MultiHead(GroupedHeads):
         qk_norm: Norm of queries and keys.
         biases: Projections with a bias.
         normalizer: Function from scores to attention weights.
+        sinks: Whether each query head has a sink: a learned score of a further key whose value is
+            zero, so that its weights sum to less than 1.
     """
 
     num_heads: int
@@ -43,9 +45,14 @@ class MultiHead(GroupedHeads):
     qk_norm: QKNorm | None = None
     biases: tuple[Projection, ...] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"
+    sinks: bool = False
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "clip_qkv")
+        require(
+            self.normalizer == "softmax" or not self.sinks,
+            f'MultiHead.sinks needs normalizer="softmax"; got {self.normalizer!r}.',
+        )
         check_heads(self)
         check_layer_patterns(self)

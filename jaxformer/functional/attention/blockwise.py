@@ -25,6 +25,7 @@ from jaxformer.functional.attention.online_softmax import (
     finish_partial_attention,
     log_denominator,
     partial_attention,
+    sinks_gradient,
 )
 from jaxformer.functional.attention.scores import Normalizer, check_score_options, resolve_scale
 from jaxformer.functional.attention.tiles import (
@@ -62,6 +63,7 @@ def blockwise_attention(
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
+    sinks: Float[Array, " N"] | None = None,
     block_sizes: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch T N Hv"]:
     """`dot_product_attention` computed tile by tile, without the full score matrix.
@@ -85,6 +87,7 @@ def blockwise_attention(
         normalizer: "softmax" or "relu".
         dropout_rate: Probability of a weight being set to zero.
         dropout_key: Random key of dropout; it drops other weights than "xla" does.
+        sinks: A score per query head, of a key whose value is zero.
         block_sizes: Maximum queries and keys of a tile; None is 128 of each on CPUs, else 512.
 
     Returns:
@@ -109,7 +112,9 @@ def blockwise_attention(
         Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,
         2022. arXiv:2205.14135, sections 3.1 and B.2
     """
-    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_attention(
+        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
+    )
     block_sizes = block_sizes or (DEFAULT_BLOCK_SIZE[target_platform()],) * 2
     if min(block_sizes) < 1:
         raise ValueError(
@@ -127,7 +132,8 @@ def blockwise_attention(
         num_keys=key.shape[-3],
     )
     groups = to_head_groups(options, query, key, value, mask, bias, dropout_key)
-    return from_head_groups(_blockwise(options, groups), query, key)
+    grouped_sinks = split_sinks(sinks, groups, key.shape[-2])
+    return from_head_groups(_blockwise(options, groups, grouped_sinks), query, key)
 
 
 def check_attention(
@@ -139,11 +145,12 @@ def check_attention(
     logit_softcap: float | None,
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
+    sinks: Array | None = None,
 ) -> None:
-    """Check heads, mask, bias and options of attention."""
+    """Check heads, mask, bias, sinks and options of attention."""
     check_heads(query, key)
     check_mask_and_bias(query, key, mask, bias)
-    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key, sinks)
 
 
 def to_head_groups(
@@ -187,6 +194,17 @@ def to_head_groups(
     # By one `pvary`, whose gradient is one sum over devices.
     axes = frozenset(extra_axes).union(*map(varying_axes, jax.tree.leaves(groups)))
     return jax.tree.map(lambda x: pvary(x, *axes), groups)
+
+
+def split_sinks(
+    sinks: Float[Array, " N"] | None, groups: HeadGroup, num_kv_heads: int
+) -> Float[Array, "U G"] | None:
+    """Split sinks into those of each `HeadGroup`, varying over the same mesh axes."""
+    if sinks is None:
+        return None
+    by_group = sinks.reshape(num_kv_heads, -1)
+    count = len(groups.query) // num_kv_heads
+    return pvary_like(jnp.tile(by_group, (count, 1)), groups.query)
 
 
 def from_head_groups(
@@ -263,31 +281,40 @@ def map_head_groups(function: Callable[..., Any], options: BlockwiseOptions, *gr
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blockwise(options: BlockwiseOptions, groups: HeadGroup) -> Float[Array, "U G T Hv"]:
-    return map_head_groups(head_group_attention, options, groups)[0]
+def _blockwise(
+    options: BlockwiseOptions, groups: HeadGroup, sinks: Float[Array, "U G"] | None
+) -> Float[Array, "U G T Hv"]:
+    return map_head_groups(head_group_attention, options, groups, sinks)[0]
 
 
-def _blockwise_forward(options: BlockwiseOptions, groups: HeadGroup):
-    results = map_head_groups(head_group_attention, options, groups)
+def _blockwise_forward(options: BlockwiseOptions, groups: HeadGroup, sinks: Array | None):
+    results = map_head_groups(head_group_attention, options, groups, sinks)
     output, lse = (checkpoint_name(x, BLOCKWISE_REMAT_NAME) for x in results)
-    return output, (groups, output, lse)
+    return output, (groups, sinks, output, lse)
 
 
 def _blockwise_backward(
     options: BlockwiseOptions, residuals: Any, d_output: Float[Array, "U G T Hv"]
 ):
-    return (map_head_groups(head_group_gradient, options, *residuals, d_output),)
+    groups, sinks, output, lse = residuals
+    gradients = map_head_groups(head_group_gradient, options, groups, output, lse, d_output)
+    d_sinks = None if sinks is None else sinks_gradient(sinks, output, lse, d_output)
+    return gradients, d_sinks
 
 
 _blockwise.defvjp(_blockwise_forward, _blockwise_backward)
 
 
 def head_group_attention(
-    options: BlockwiseOptions, block_mask: Bool[Array, "rows columns"], group: HeadGroup
+    options: BlockwiseOptions,
+    block_mask: Bool[Array, "rows columns"],
+    group: HeadGroup,
+    sinks: Float[Array, " G"] | None = None,
 ) -> tuple[Float[Array, "G T Hv"], Float32[Array, "G T"]]:
     """Attention of one `HeadGroup`: output and the log of each query's softmax denominator.
 
-    With a softmax that is the log-sum-exp of its scores. A query that meets no key has `NEG_INF`.
+    With a softmax that is the log-sum-exp of its scores and sink. A query that meets neither has
+    `NEG_INF`.
     """
     G, T, _ = group.query.shape
     attend = partial(
@@ -324,6 +351,9 @@ def head_group_attention(
 
         max_score = full(NEG_INF if options.normalizer == "softmax" else 0.0)
         initial = PartialAttention(full(0.0, group.value.shape[-1]), full(0.0), max_score)
+        if sinks is not None:  # a key that every query meets, with the value zero
+            max_score = jnp.zeros_like(max_score) + sinks.astype(jnp.float32)[:, None]
+            initial = initial._replace(denominator=full(1.0), max_score=max_score)
         state = jax.lax.fori_loop(0, block_mask.shape[1], step, initial)
         output = finish_partial_attention(state)
         dtype = jnp.float32 if options.keep_float32 else group.query.dtype

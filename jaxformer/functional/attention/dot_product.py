@@ -36,6 +36,7 @@ def attend(
     mask: Bool[Array, "T S"] | None = None,
     bias: Float[Array, "T S"] | None = None,
     dropout_multipliers: Float[Array, "T S"] | None = None,
+    sink: Float[Array, ""] | None = None,
     *,
     scale: float | Float[Array, ""],
     logit_softcap: float | None = None,
@@ -55,6 +56,7 @@ def attend(
         mask: True where the query may attend to the key. None allows every pair.
         bias: Added to the capped scores.
         dropout_multipliers: Factors of the weights, from dropout.
+        sink: Score of a further key whose value is zero.
         scale: Multiplies the dot products, usually ``H ** -0.5``.
         logit_softcap: Bound on the absolute score.
         normalizer: How scores become weights; see `dot_product_attention`.
@@ -75,9 +77,16 @@ def attend(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
     """
-    check_score_options(normalizer, logit_softcap, 0.0, None)
+    check_score_options(normalizer, logit_softcap, 0.0, None, sink)
     weights = _head_weights(
-        query, key, mask, bias, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
+        query,
+        key,
+        mask,
+        bias,
+        sink,
+        scale=scale,
+        logit_softcap=logit_softcap,
+        normalizer=normalizer,
     )
     if dropout_multipliers is not None:
         weights = weights * dropout_multipliers.astype(jnp.float32)
@@ -99,6 +108,7 @@ def dot_product_attention(
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
+    sinks: Float[Array, " N"] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch T N Hv"]:
     """Multi-head, grouped-query or multi-query attention; picks an implementation.
@@ -129,6 +139,9 @@ def dot_product_attention(
             with no positive score gives zero.
         dropout_rate: Probability of a weight being set to zero; the others are scaled up.
         dropout_key: Random key of dropout.
+        sinks: A score per query head, of a key whose value is zero and that every query meets:
+            ``weights[n, t, s] = exp(scores[s]) / (exp(sinks[n]) + sum(exp(scores)))``. It is
+            neither scaled nor capped. Needs a softmax.
         implementation: "xla" multiplies whole matrices of scores; "blockwise" is
             `blockwise_attention`; "cudnn" and "splash" are kernels of NVIDIA GPUs and of TPUs.
             These take an `AttentionMask` and an `attention_bias`, not arrays. "auto" picks the
@@ -164,12 +177,16 @@ def dot_product_attention(
         arXiv:2408.00118, section 2 (the soft cap)
         Zhang, Titov and Sennrich, Sparse Attention with Linear Units, 2021. arXiv:2104.07012
         (ReLU for softmax, there with a norm in place of the division)
+        Agarwal et al., gpt-oss-120b & gpt-oss-20b Model Card, 2025. arXiv:2508.10925, section 2.2
+        (sinks)
     """
     if implementation not in get_args(Implementation):
         raise ValueError(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
-    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_attention(
+        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
+    )
     query, scale = resolve_scale(query, scale)
     request = AttentionRequest(mask, bias, logit_softcap, normalizer, dropout_rate)
     mask_and_bias: Any = mask, bias
@@ -185,15 +202,22 @@ def dot_product_attention(
                 normalizer=normalizer,
                 dropout_rate=dropout_rate,
                 dropout_key=dropout_key,
+                sinks=sinks,
             )
         case "cudnn":
-            return cudnn_attention(query, key, value, mask_and_bias[0], scale=scale)
+            return cudnn_attention(query, key, value, mask_and_bias[0], scale=scale, sinks=sinks)
         case "splash":
             return splash_attention(
-                query, key, value, mask_and_bias[0], scale=scale, logit_softcap=logit_softcap
+                query,
+                key,
+                value,
+                mask_and_bias[0],
+                scale=scale,
+                logit_softcap=logit_softcap,
+                sinks=sinks,
             )
     one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
-    arrays: dict[str, Array | None] = {"value": value, "bias": materialize(bias)}
+    arrays: dict[str, Array | None] = {"value": value, "bias": materialize(bias), "sink": sinks}
     arrays["mask"] = materialize(mask, num_axes=query.ndim)
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
@@ -226,6 +250,7 @@ def attention_weights(
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float32[Array, "*batch N T S"]:
     """Return the attention weights of all heads, float32.
 
@@ -239,19 +264,21 @@ def attention_weights(
         scale: As in `dot_product_attention`.
         logit_softcap: As in `dot_product_attention`.
         normalizer: As in `dot_product_attention`.
+        sinks: As in `dot_product_attention`.
 
     Returns:
-        Weights in float32, whatever the inputs' dtype, so that rows sum to 1.
+        Weights in float32, whatever the inputs' dtype, so that rows sum to 1; with sinks to less.
 
     Raises:
         ValueError: Shapes do not fit, or an option is out of its range.
     """
-    check_attention(query, key, mask, bias, normalizer, logit_softcap)
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, sinks=sinks)
     query, scale = resolve_scale(query, scale)
     one_head = partial(
         _head_weights, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
     )
     arrays = {"mask": materialize(mask, num_axes=query.ndim), "bias": materialize(bias)}
+    arrays["sink"] = sinks
     weights = vectorize_heads(one_head, "(t,s)", query, key, **arrays)
     return weights.reshape(weights_shape(query, key))
 
@@ -261,6 +288,7 @@ def _head_weights(
     key: Float[Array, "S H"],
     mask: Bool[Array, "T S"] | None = None,
     bias: Float[Array, "T S"] | None = None,
+    sink: Float[Array, ""] | None = None,
     *,
     scale: float | Float[Array, ""],
     logit_softcap: float | None,
@@ -273,7 +301,11 @@ def _head_weights(
             # A finite stand-in for minus infinity keeps NaN out of rows without any key, backwards
             # too; the outer selection removes the equal weights that softmax gives such rows.
             scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-            return jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0)
+            weights = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0)
+            if sink is None:
+                return weights
+            lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+            return weights * jax.nn.sigmoid(lse - sink.astype(jnp.float32))
         case "relu":
             positive = jnp.where(mask, jax.nn.relu(scores), 0.0)
             total = jnp.sum(positive, axis=-1, keepdims=True)

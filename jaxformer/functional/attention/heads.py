@@ -14,6 +14,7 @@ HEAD_SIGNATURES = {
     "mask": "(t,s)",
     "bias": "(t,s)",
     "dropout_multipliers": "(t,s)",
+    "sink": "()",
 }
 
 
@@ -29,12 +30,15 @@ def vectorize_heads(
     num_kv_heads = key.shape[-2]
     arrays = {"query": query, "key": key}
     arrays |= {name: array for name, array in head_arrays.items() if array is not None}
-    grouped_arrays = [
-        _split_heads(array, num_kv_heads)
-        if name in ("query", "key", "value")
-        else _split_mask_heads(name, array, shape, num_kv_heads)
-        for name, array in arrays.items()
-    ]
+
+    def split(name: str, array: Array) -> Array:
+        if name == "sink":
+            return array.reshape(*(1,) * (query.ndim - 3), num_kv_heads, -1)
+        if name in ("query", "key", "value"):
+            return _split_heads(array, num_kv_heads)
+        return _split_mask_heads(name, array, shape, num_kv_heads)
+
+    grouped_arrays = [split(name, array) for name, array in arrays.items()]
     signature = ",".join(HEAD_SIGNATURES[name] for name in arrays) + f"->{output_axes}"
 
     def positional(*values: Array) -> Any:

@@ -34,6 +34,7 @@ def cudnn_attention(
     mask: AttentionMask | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by cuDNN's fused kernel; see `cudnn_unsupported_reason`.
 
@@ -47,6 +48,7 @@ def cudnn_attention(
         value: Values of K heads.
         mask: A mask of contiguous tokens, or None.
         scale: Multiplies the dot products.
+        sinks: As in `dot_product_attention`.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
@@ -60,15 +62,20 @@ def cudnn_attention(
     query, scale = resolve_scale(query, scale)
     packs = compute_capability_major(target_device().kind) >= 9
     kernel = (SegmentedCudnnKernel if packs else CudnnKernel)(scale, causal, rule.window)
-    return _attend_flat_batch(kernel, query, key, value, mask)
+    return _attend_flat_batch(kernel, query, key, value, mask, sinks)
 
 
 def _attend_flat_batch(
-    kernel: AttentionKernel, query: Array, key: Array, value: Array, mask: AttentionMask | None
+    kernel: AttentionKernel,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: AttentionMask | None,
+    sinks: Array | None,
 ) -> Any:
     """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
     flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
-    kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3])
+    kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3]), sinks
     output = kernel_attention(kernel, *pvary_like(kernel_args, kernel_args))
     return output.reshape(query.shape)
 
@@ -93,6 +100,7 @@ def splash_attention(
     *,
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by JAX's splash kernel; see `splash_unsupported_reason`.
@@ -106,6 +114,7 @@ def splash_attention(
         mask: A mask of contiguous tokens, or None.
         scale: Multiplies the dot products.
         logit_softcap: Bound on the absolute score.
+        sinks: As in `dot_product_attention`.
         interpret: Whether to interpret the kernel, slowly, on any platform; for tests.
 
     Returns:
@@ -124,7 +133,7 @@ def splash_attention(
         padding = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
         query, key, value = (jnp.pad(x, padding) for x in (query, key, value))
     kernel = SplashKernel(N, T, S, rule, logit_softcap, interpret)
-    return _attend_flat_batch(kernel, query, key, value, mask)[..., :width]
+    return _attend_flat_batch(kernel, query, key, value, mask, sinks)[..., :width]
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,55 @@ def log_denominator(partial: PartialAttention) -> Float32[Array, "*batch T"]:
 
 
 @typechecked
+def add_sinks(
+    output: Float[Array, "*batch T Hv"],
+    lse: Float32[Array, "*batch T"],
+    sinks: Float[Array, "*batch"],
+) -> tuple[Float[Array, "*batch T Hv"], Float32[Array, "*batch T"]]:
+    """Add a key of the score `sinks` and the value zero to finished softmax attention.
+
+        lse' = log(exp(lse) + exp(sinks));    output' = exp(lse - lse') * output
+
+    Args:
+        output: Attention without sinks.
+        lse: Log-sum-exp of each query's scores.
+        sinks: A score per head.
+
+    Returns:
+        Output and log-sum-exp with sinks. With these two, the backward pass of attention without
+        sinks gives the gradients of queries, keys and values.
+
+    References:
+        Agarwal et al., gpt-oss-120b & gpt-oss-20b Model Card, 2025. arXiv:2508.10925, section 2.2
+    """
+    total = jnp.logaddexp(lse, sinks.astype(jnp.float32)[..., None])
+    return (output * jnp.exp(lse - total)[..., None]).astype(output.dtype), total
+
+
+@typechecked
+def sinks_gradient(
+    sinks: Float[Array, "*batch"],
+    output: Float[Array, "*batch T Hv"],
+    lse: Float32[Array, "*batch T"],
+    d_output: Float[Array, "*batch T Hv"],
+) -> Float[Array, "*batch"]:
+    """Gradient of the sinks: -sum over queries of exp(sinks - lse) * (d_output . output).
+
+    Args:
+        sinks: A score per head.
+        output: Attention with sinks.
+        lse: Log-sum-exp of each query's scores and sink.
+        d_output: Cotangent of the output.
+
+    Returns:
+        The gradient, in the dtype of `sinks`.
+    """
+    delta = jnp.sum(d_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+    weights = jnp.exp(sinks.astype(jnp.float32)[..., None] - lse)
+    return -jnp.sum(weights * delta, axis=-1).astype(sinks.dtype)
+
+
+@typechecked
 def finish_partial_attention(partial: PartialAttention) -> Float32[Array, "*batch T Hv"]:
     """Divide numerator by denominator; zero for queries without visible keys.
 

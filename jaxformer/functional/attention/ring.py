@@ -17,6 +17,7 @@ from jaxformer.functional.attention.blockwise import (
     from_head_groups,
     head_group_attention,
     map_head_groups,
+    split_sinks,
     to_head_groups,
 )
 from jaxformer.functional.attention.blockwise_gradient import cast_gradients, head_group_gradient
@@ -27,6 +28,7 @@ from jaxformer.functional.attention.online_softmax import (
     combine_partial_attention,
     finish_partial_attention,
     log_denominator,
+    sinks_gradient,
 )
 from jaxformer.functional.attention.scores import Normalizer, resolve_scale
 from jaxformer.functional.attention.tiles import (
@@ -93,6 +95,7 @@ def ring_attention(
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "*batch T N Hv"]:
     """Ring attention: this device's queries attend to the keys of all devices along an axis.
 
@@ -120,6 +123,7 @@ def ring_attention(
         normalizer: As in `dot_product_attention`.
         dropout_rate: As in `dot_product_attention`.
         dropout_key: Random key of dropout, the same on all devices; it is folded with the index.
+        sinks: As in `dot_product_attention`.
 
     Returns:
         The mean values of each head for this device's queries, in the dtype of ``query``.
@@ -131,7 +135,9 @@ def ring_attention(
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
         Context, 2023. arXiv:2310.01889, section 3
     """
-    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_attention(
+        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
+    )
     query, scale = resolve_scale(query, scale)
     blockwise_options = BlockwiseOptions(
         scale=scale,
@@ -149,7 +155,8 @@ def ring_attention(
     )
     options = RingOptions(blockwise_options, axis_name, key.shape[-2], value is key)
     key_positions = _gather_key_positions(options, groups)
-    return from_head_groups(_ring(options, groups, key_positions), query, key)
+    grouped_sinks = split_sinks(sinks, groups, key.shape[-2])
+    return from_head_groups(_ring(options, groups, key_positions, grouped_sinks), query, key)
 
 
 def _block_size(length: int) -> int:
@@ -214,10 +221,12 @@ def _shift_ring(axis_name: str, x: Any) -> Any:
     return jax.lax.ppermute(x, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
 
 
-def _initial_partial(groups: HeadGroup) -> OutputAndLse:
-    """Initial state of queries without keys: output 0, log-sum-exp NEG_INF."""
+def _initial_partial(groups: HeadGroup, sinks: Float[Array, "U G"] | None) -> OutputAndLse:
+    """Initial state of queries without keys: output 0, log-sum-exp NEG_INF or the sink."""
     output = jnp.zeros((*groups.query.shape[:-1], groups.value.shape[-1]), jnp.float32)
     lse = jnp.full(groups.query.shape[:-1], NEG_INF, jnp.float32)
+    if sinks is not None:
+        lse = jnp.broadcast_to(sinks.astype(jnp.float32)[..., None], lse.shape)
     return pvary_like((output, lse), groups.query)
 
 
@@ -231,12 +240,14 @@ def _combine(a: OutputAndLse, b: OutputAndLse) -> OutputAndLse:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ring(
-    options: RingOptions, groups: HeadGroup, key_positions: Any
+    options: RingOptions, groups: HeadGroup, key_positions: Any, sinks: Float[Array, "U G"] | None
 ) -> Float32[Array, "U G T Hv"]:
-    return _forward(options, groups, key_positions)[0]
+    return _forward(options, groups, key_positions, sinks)[0]
 
 
-def _forward(options: RingOptions, groups: HeadGroup, key_positions: Any) -> Any:
+def _forward(
+    options: RingOptions, groups: HeadGroup, key_positions: Any, sinks: Float[Array, "U G"] | None
+) -> Any:
     device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
 
     def attend_remote(payload: Any, owner: Array) -> OutputAndLse:
@@ -254,11 +265,11 @@ def _forward(options: RingOptions, groups: HeadGroup, key_positions: Any) -> Any
         remote = attend_remote(payload, (device + step_index) % devices)
         return (_combine(partial, remote), next_payload), None
 
-    initial = _initial_partial(groups), _ring_payload(options, groups)
+    initial = _initial_partial(groups, sinks), _ring_payload(options, groups)
     (partial, payload), _ = jax.lax.scan(step, initial, jnp.arange(devices - 1))
     total = _combine(partial, attend_remote(payload, (device - 1) % devices))
     output, lse = (checkpoint_name(x, BLOCKWISE_REMAT_NAME) for x in total)
-    return output, (groups, key_positions, output, lse)
+    return output, (groups, key_positions, sinks, output, lse)
 
 
 def _wait_for(dependency: Float32[Array, "..."], tree: T) -> T:
@@ -275,9 +286,9 @@ def _wait_for(dependency: Float32[Array, "..."], tree: T) -> T:
 
 def _backward(
     options: RingOptions, residuals: Any, d_output: Float32[Array, "U G T Hv"]
-) -> tuple[HeadGroup, None]:
+) -> tuple[HeadGroup, None, Array | None]:
     """Backward ring: each device adds to the gradients of the keys and values that pass."""
-    groups, key_positions, output, lse = residuals
+    groups, key_positions, sinks, output, lse = residuals
     device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
 
     def remote_gradient(payload: Any, owner: Array) -> tuple[Any, Any]:
@@ -312,7 +323,9 @@ def _backward(
     key, value = (*_shift_ring(options.axis_name, key_value_gradients), None)[:2]  # home
     if options.key_is_value:  # the keys have all of it
         value = pvary_like(jnp.zeros_like(key), key)
-    return cast_gradients(HeadGroup(query, key, value, None, bias, None), groups), None
+    gradients = cast_gradients(HeadGroup(query, key, value, None, bias, None), groups)
+    d_sinks = None if sinks is None else sinks_gradient(sinks, output, lse, d_output)
+    return gradients, None, d_sinks
 
 
 _ring.defvjp(_forward, _backward)

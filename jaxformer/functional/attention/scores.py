@@ -67,10 +67,13 @@ def check_score_options(
     logit_softcap: float | None,
     dropout_rate: float,
     dropout_key: PRNGKeyArray | None,
+    sinks: Array | None = None,
 ) -> None:
-    """Check normalizer, soft cap and dropout of an attention call."""
+    """Check normalizer, soft cap, dropout and sinks of an attention call."""
     if normalizer not in get_args(Normalizer):
         raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
+    if sinks is not None and normalizer != "softmax":
+        raise ValueError(f'sinks need normalizer="softmax"; got {normalizer!r}.')
     check_static("logit_softcap", logit_softcap)
     if logit_softcap is not None and not logit_softcap > 0:
         raise ValueError(f"logit_softcap must be positive; got {logit_softcap}.")

@@ -93,7 +93,9 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A dbrx's configuration from ours."""
     moe, attention = config.feed_forward[0], config.multi_head
-    if not (p.is_rope_decoder(config) and isinstance(moe, c.MoE)):
+    if not (p.is_rope_decoder(config) and isinstance(moe, c.MoE)) or isinstance(
+        moe.expert, c.ClampedGEGLU
+    ):
         return None
     rope, lengths = write_rope_section(p.first_rope(config))
     return {

@@ -5,7 +5,13 @@ Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 
 from jaxformer import config as c
 from jaxformer.interop.families.llama_like import ALL_BIASES
-from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, MixtralMoE, OlmoMoE, QwenMoE
+from jaxformer.interop.families.llama_like_experts import (
+    DeepSeekMoE,
+    GptOssMoE,
+    MixtralMoE,
+    OlmoMoE,
+    QwenMoE,
+)
 from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField, LlamaLike
 from jaxformer.interop.families.llama_like_options import (
     FusedGLU,
@@ -247,6 +253,18 @@ ROWS = (
             bias_tensor="expert_bias",
             shared_tensor="shared_mlp",
         ),
+    ),
+    LlamaLike(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        kv_heads=8,
+        head_dim=64,
+        eps=1e-5,
+        positions=OneRope(base=1.5e5, max_length=131_072, has_default_scaling=True),
+        windows=LayerTypeWindows(default=128, period=2),
+        biases=(BiasField("attention_bias", ALL_BIASES, default=True),),
+        sinks=True,
+        branch=GptOssMoE(),
     ),
     LlamaLike(
         "minimax_m2",

@@ -17,6 +17,7 @@ ATTENTION = (
     *linear_rules(f"{LAYER_PREFIX}.self_attn.k_proj", "attention/key"),
     *linear_rules(f"{LAYER_PREFIX}.self_attn.v_proj", "attention/value"),
     *linear_rules(f"{LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
+    MappingRule(f"{LAYER_PREFIX}.self_attn.sinks", "attention/sinks"),
 )
 QK_NORMS = (
     *norm_rules(f"{LAYER_PREFIX}.self_attn.q_norm", "attention/query_norm"),

@@ -8,7 +8,7 @@ from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.param_mapping import MappingRule, linear_rules
-from jaxformer.interop.transforms import LinearKernel
+from jaxformer.interop.transforms import Identity, Interleaved, LinearKernel
 
 
 def expert_rules(
@@ -109,6 +109,61 @@ class MixtralMoE:
             return None
         moe = config.feed_forward[0]
         return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+
+
+STACKED_INPUTS = tuple(f"feed_forward/experts/{name}" for name in ("gate", "up"))
+
+
+@dataclass(frozen=True)
+class GptOssMoE:
+    """Clamped experts with biases in every layer, all of a layer in one tensor."""
+
+    rules = (
+        *linear_rules(f"{PREFIX}.router", "feed_forward/router"),
+        MappingRule(
+            f"{PREFIX}.experts.gate_up_proj",
+            tuple(f"{name}/kernel" for name in STACKED_INPUTS),
+            Interleaved(part=Identity(), axis=2),
+        ),
+        MappingRule(
+            f"{PREFIX}.experts.gate_up_proj_bias",
+            tuple(f"{name}/bias" for name in STACKED_INPUTS),
+            Interleaved(part=Identity(), axis=1),
+        ),
+        MappingRule(f"{PREFIX}.experts.down_proj", "feed_forward/experts/down/kernel"),
+        MappingRule(f"{PREFIX}.experts.down_proj_bias", "feed_forward/experts/down/bias"),
+    )
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        reader.require_value("hidden_act", "silu")
+        reader.require_value("swiglu_alpha", 1.702)
+        for name in ("experts_per_token", "initial_context_length"):  # without effect
+            reader.get(name)
+        expert = c.ClampedGEGLU(
+            hidden_dim=reader.integer("intermediate_size", 2880),
+            limit=reader.number("swiglu_limit", 7.0),
+        )
+        moe = c.MoE(
+            expert=expert,
+            num_experts=reader.integer("num_local_experts", 128),
+            top_k=reader.integer("num_experts_per_tok", 4),
+            router=c.Router(bias=True),
+        )
+        return (moe,)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Sizes of the experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        if not isinstance(moe.expert, c.ClampedGEGLU):
+            return None
+        return {
+            "num_local_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "swiglu_limit": moe.expert.limit,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

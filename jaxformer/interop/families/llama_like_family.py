@@ -52,6 +52,7 @@ class LlamaLike:
         qk_norm: What the norms of queries and keys are over; None has none.
         qk_norm_field: Field that says whether there are such norms; None always has them.
         norm_placement: Where the norms of the branches are; a key of `NORM_RULES`.
+        sinks: Whether each head has a sink.
         windows: Sliding windows.
         positions: RoPE of the layers.
         branch: Feed-forward networks.
@@ -71,6 +72,7 @@ class LlamaLike:
     qk_norm: Any = None
     qk_norm_field: str | None = None
     norm_placement: Any = "pre"
+    sinks: bool = False
     windows: Windows = NoWindows()
     positions: OneRope = OneRope()
     branch: Branch = LlamaGLU()
@@ -107,6 +109,7 @@ class LlamaLike:
             positions=self.positions.read(reader, windows),
             windows=windows,
             qk_norm=c.QKNorm(norm=norm, over=self.qk_norm) if has_qk_norm else None,
+            sinks=self.sinks,
             biases=tuple(name for name in p.ALL_BIASES if name in biased),
         )
         has_bias = {*FEED_FORWARD_BIAS} <= biased

@@ -160,12 +160,15 @@ class OneRope:
         max_length: Default of ``max_position_embeddings``.
         pairing: Features that it turns as a pair.
         fraction: Default of the fraction of a head that it turns; None is always the whole head.
+        has_default_scaling: Whether a file without ``rope_parameters`` and ``rope_scaling`` means
+            a scaling, so that it is refused.
     """
 
     base: float = 1e4
     max_length: int = 2048
     pairing: Any = "halves"
     fraction: float | None = None
+    has_default_scaling: bool = False
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """Positions of the layers, as a cycle; `windows` are those of the layers."""
@@ -177,6 +180,9 @@ class OneRope:
         return write_rope(p.first_rope(config), fraction_name=name)
 
     def _read_rope(self, reader: ConfigReader) -> c.Rope:
+        has_section = "rope_parameters" in reader or "rope_scaling" in reader
+        if self.has_default_scaling and not has_section:
+            reader.add_problem("rope_parameters", "the scaling of RoPE must be in the file.")
         return read_rope(
             reader,
             base=self.base,

@@ -31,12 +31,13 @@ class ScoreOptions:
 
 
 class AttentionTrace(NamedTuple):
-    """Query, key, mask and bias of an attention call, sown for `inspect`."""
+    """Query, key, mask, bias and sinks of an attention call, sown for `inspect`."""
 
     query: Float[Array, "*batch T N H"]
     key: Float[Array, "*batch S K H"]
     mask: Bool[Array, "..."] | F.AttentionMask | None
     bias: Float[Array, "..."] | F.AttentionBias | None
+    sinks: Float[Array, " N"] | None
     score_options: ScoreOptions
 
 
@@ -144,6 +145,7 @@ def attend(
     runtime: RuntimeConfig,
     dropout_rate: float,
     score_options: ScoreOptions,
+    sinks: Float[Array, " N"] | None = None,
     gather_keys: bool = False,
 ) -> Float[Array, "*batch T N Hv"]:
     """Attend, with dropout, and with ring attention over the context axis.
@@ -157,6 +159,7 @@ def attend(
         runtime: Run-time options.
         dropout_rate: Dropout rate of the attention weights.
         score_options: Scale, soft cap and normalizer.
+        sinks: As in `F.dot_product_attention`.
         gather_keys: All-gather keys instead of ring attention, for a bias that is an array.
     """
     key_is_value, key = value is key, key.astype(query.dtype)
@@ -164,7 +167,7 @@ def attend(
     sow_and_perturb(
         module,
         "attention_trace",
-        AttentionTrace(query, key, inputs.mask, inputs.bias, score_options),
+        AttentionTrace(query, key, inputs.mask, inputs.bias, sinks, score_options),
     )
     applies_dropout = not runtime.deterministic and dropout_rate > 0
     attend: Callable[..., Array] = partial(
@@ -185,5 +188,6 @@ def attend(
         inputs.bias,
         dropout_rate=dropout_rate if applies_dropout else 0.0,
         dropout_key=dropout_key(module, runtime.mesh_axes.tensor) if applies_dropout else None,
+        sinks=sinks,
         **vars(score_options),
     )

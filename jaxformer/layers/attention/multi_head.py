@@ -82,6 +82,11 @@ class MultiHeadAttention(nn.Module):
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+        if cfg.sinks:
+            zeros = nn.initializers.zeros
+            self.sinks = sharded_parameter(
+                self, "sinks", zeros, (cfg.num_heads,), "heads", self.runtime
+            )
         if position_terms(self.positions).transformer_xl is not None:
             per_head = (cfg.num_heads, cfg.head_dim)
             self.content_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
@@ -144,6 +149,7 @@ class MultiHeadAttention(nn.Module):
             score_options=ScoreOptions(
                 scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
             ),
+            sinks=self.sinks if cfg.sinks else None,
             gather_keys=position_terms(self.positions).transformer_xl is not None,
         )
         return self.out(apply_rope(self.positions, "o", heads, inputs))

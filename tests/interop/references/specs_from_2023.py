@@ -495,6 +495,30 @@ SPECS = {
             "rope_parameters": rope(1e6),
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        "GptOssForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 10,
+            "sliding_window": 5,
+            "intermediate_size": 8,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.5,
+            "rope_parameters": rope(
+                1.5e5,
+                "yarn",
+                factor=32.0,
+                beta_fast=4.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=16,
+            ),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (
