@@ -16,6 +16,7 @@ from jaxformer.config import (
     LMHead,
     MultiHead,
     QKNorm,
+    QueryScaling,
     Rope,
     SharedKV,
     TransformerConfig,
@@ -97,6 +98,15 @@ TINY_LLAMA = zoo.get(
 LLAMA_VARIANTS = {
     "norms of heads": replace(
         TINY_LLAMA, attention=replace(TINY_LLAMA.attention, qk_norm=QKNorm())
+    ),
+    "scaled queries": replace(
+        TINY_LLAMA,
+        residual_multiplier=0.6,
+        attention=replace(
+            TINY_LLAMA.attention,
+            qk_norm=QKNorm(placement="after_rope"),
+            query_scaling=QueryScaling(beta=0.7, original_max_length=5),
+        ),
     ),
     "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
     "decay": replace(

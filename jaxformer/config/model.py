@@ -77,6 +77,8 @@ class TransformerConfig:
             after a branch, or after a branch.
         final_norm: Whether a norm follows the last layer of each stack.
         residual: How a branch's output joins the residual stream; None is their sum.
+        residual_multiplier: Multiplies the output of each branch, after its norm: the stream
+            becomes x + residual_multiplier * branch(x) (Granite).
         embedding: Token embedding.
         head: LM head.
         dropout: Dropout rates in training.
@@ -111,6 +113,7 @@ class TransformerConfig:
     norm_placement: Literal["pre", "post", "sandwich", "res_post"] = "pre"
     final_norm: bool = True
     residual: Residual | None = None
+    residual_multiplier: float = 1.0
     embedding: Embedding = Embedding()
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()

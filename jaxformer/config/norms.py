@@ -80,16 +80,19 @@ Norm = LayerNorm | RMSNorm
 
 @dataclass(frozen=True, kw_only=True)
 class QKNorm:
-    """Normalise queries and keys before their positions are applied.
+    """Normalise queries and keys.
 
     Attributes:
         norm: The kind of norm.
         over: "width" normalises all heads concatenated (OLMo 2), "head" each head with one scale
             for all heads (Gemma 3), "each_head" each head with its own scale (Command R+).
+        placement: Whether the norm comes before or after RoPE (Hunyuan). The cache holds the keys
+            after both.
     """
 
     norm: Norm = RMSNorm()
     over: Literal["width", "head", "each_head"] = "head"
+    placement: Literal["before_rope", "after_rope"] = "before_rope"
 
     def __post_init__(self):
         check_fields(self)

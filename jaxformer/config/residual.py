@@ -14,7 +14,8 @@ class Residual(Option, protocol=True):
         parameters(self, model_dim)      dict from names to `Parameter`, for each branch of a layer
         __call__(self, params, x, y)     the stream [*batch, T, D] after the branch
 
-    `x` is the stream before the branch and `y` the branch's output, after its dropout and norm.
+    `x` is the stream before the branch and `y` the branch's output, after its dropout, norm
+    and `residual_multiplier`.
     It must treat each token separately: caches and context parallelism pass only some tokens. Every
     device has all features of both, so the axes of parameters are "model" and "features". FLOPs and
     activation bytes in `costs` do not include a residual's work.

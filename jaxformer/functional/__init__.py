@@ -74,6 +74,7 @@ from jaxformer.functional.attention.ring import ring_attention as ring_attention
 from jaxformer.functional.attention.ring import zigzag_order as zigzag_order
 from jaxformer.functional.attention.scores import Normalizer as Normalizer
 from jaxformer.functional.attention.scores import attention_scores as attention_scores
+from jaxformer.functional.attention.scores import query_scale as query_scale
 from jaxformer.functional.collectives import copy_to_tensor_parallel as copy_to_tensor_parallel
 from jaxformer.functional.collectives import fsdp_all_gather as fsdp_all_gather
 from jaxformer.functional.collectives import pvary as pvary

@@ -264,6 +264,21 @@ class StackedExperts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertKernels:
+    """The matrices of all experts, [experts, outputs, inputs] (Granite)."""
+
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        experts, inputs, outputs = params[0]
+        return experts, outputs, inputs
+
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [hf_tensor.swapaxes(1, 2)]
+
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return params[0].swapaxes(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnitRows:
     """A head [vocabulary, D] whose rows are divided by their length (Baichuan 2).
 

@@ -5,6 +5,7 @@ from functools import partial, reduce
 from operator import add
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -55,7 +56,8 @@ class Block(nn.Module):
 
     with norms by `norm_placement`: before a branch ("pre"), after the sum ("post"), before and
     after a branch ("sandwich"), or after a branch only ("res_post"). With "post", parallel branches
-    that have separate norms are added one by one, each sum followed by its norm.
+    that have separate norms are added one by one, each sum followed by its norm. With a
+    `residual_multiplier` m, x + m * attention(x) and so on.
     """
 
     config: c.TransformerConfig
@@ -190,9 +192,9 @@ class Block(nn.Module):
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
         if self.config.norm_placement in POST_BRANCH_NORMS:
             y = self.post_norm(self.reduce_branches(outputs), "norm")
-            y = sow_and_perturb(self, f"from_{'_and_'.join(outputs)}", y)
+            y = self.scale_branch("_and_".join(outputs), y)
         else:
-            outputs = {n: sow_and_perturb(self, f"from_{n}", y) for n, y in outputs.items()}
+            outputs = {n: self.scale_branch(n, y) for n, y in outputs.items()}
             y = self.post_norm(self.reduce_branches(outputs), "norm")
         return self.add_residual(x, y, "norm"), cache
 
@@ -210,8 +212,14 @@ class Block(nn.Module):
         return y
 
     def finish_branch(self, name: str, y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        """Dropout and norm after a branch; `inspect` reads the result."""
-        return sow_and_perturb(self, f"from_{name}", self.post_norm(y, f"{name}_norm"))
+        """Dropout, norm and multiplier after a branch."""
+        return self.scale_branch(name, self.post_norm(y, f"{name}_norm"))
+
+    def scale_branch(self, name: str, y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+        """Multiply a branch's output by the residual multiplier; `inspect` reads the result."""
+        if (multiplier := self.config.residual_multiplier) != 1:
+            y = y * jnp.asarray(multiplier, y.dtype)
+        return sow_and_perturb(self, f"from_{name}", y)
 
     def reduce_branches(self, outputs: dict[str, Array]) -> Float[Array, "*batch T D"]:
         """Sum of the branches' outputs, over tensor-parallel devices too."""

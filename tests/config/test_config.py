@@ -282,10 +282,16 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
+        (lambda: c.QueryScaling(original_max_length=0), r"QueryScaling\.original_max_.* got 0\."),
+        (lambda: c.QueryScaling(beta=-0.1, original_max_length=9), r"g\.beta must .* got -0\.1\."),
         (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
         (
             lambda: shared_kv(positions=(c.TransformerXL(),)),
             "SharedKV supports .* got TransformerXL",
+        ),
+        (
+            lambda: shared_kv(qk_norm=c.QKNorm(placement="after_rope")),
+            r"SharedKV normalises before RoPE, so qk_norm\.placement .* got 'after_rope'",
         ),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
@@ -572,7 +578,13 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
     ),
     "odd fractions": changed(
         "llama-2-7b",
-        dict(head_dim=80, positions=PARTS, qk_norm=c.QKNorm(over="each_head"), clip_qkv=8.0),
+        dict(
+            head_dim=80,
+            positions=PARTS,
+            qk_norm=c.QKNorm(over="each_head"),
+            clip_qkv=8.0,
+            query_scaling=c.QueryScaling(original_max_length=16_384),
+        ),
         num_layers=7,
         feed_forward=(c.MLP(hidden_dim=10_240), c.GLU(hidden_dim=10_240)),
     ),

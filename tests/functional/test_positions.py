@@ -615,3 +615,16 @@ def test_transformer_xl_has_a_gradient(normal):
     step = normal(4, 1, 2)
     slope = (f(kernel + 1e-2 * step) - f(kernel - 1e-2 * step)) / 2e-2
     np.testing.assert_allclose(jnp.vdot(jax.grad(f)(kernel), step), slope, rtol=1e-2)
+
+
+# Scale of queries
+
+
+def test_query_scale_steps_at_multiples_of_the_training_length():
+    positions = np.array([[-3, 0, 6, 7], [13, 14, 20, 700]])
+    floors = np.array([[0, 0, 0, 1], [1, 2, 2, 100]])
+    actual = F.query_scale(jnp.asarray(positions), beta=0.3, original_max_length=7)
+    assert actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, 1 + 0.3 * np.log(1.0 + floors), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"original_max_length must be positive; got 0\."):
+        F.query_scale(jnp.asarray(positions), beta=0.3, original_max_length=0)

@@ -39,7 +39,9 @@ def test_the_stream_is_the_hidden_states_of_transformers(name, reference):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.slow(but=["pre-parallel_shared_norm", "res_post-parallel_shared_norm"])
 def test_the_stream_is_the_sum_of_what_branches_add(placement, block, build):
-    config, params, tokens, _ = build(norm_placement=placement, block=block)
+    config, params, tokens, _ = build(
+        norm_placement=placement, block=block, residual_multiplier=0.6
+    )
     stack = inspect.trace(config, params, tokens).decoder
     joined = block == "parallel_shared_norm" and placement != "pre"
     names = {"attention_and_feed_forward"} if joined else {"attention", "feed_forward"}

@@ -32,6 +32,10 @@ def attention(**fields):
     return lambda config: replace(config, attention=replace(config.attention, **fields))
 
 
+def qk_norm(**fields):
+    return lambda config: attention(qk_norm=replace(config.attention.qk_norm, **fields))(config)
+
+
 def embedding(**fields):
     return lambda config: replace(config, embedding=replace(config.embedding, **fields))
 
@@ -160,6 +164,9 @@ MUTATIONS = {
     "qk norm of each head": Mutation("cohere", attention(qk_norm=None)),
     "qk norm of the width": Mutation("olmo2", attention(qk_norm=None)),
     "qk norm under narrow heads": Mutation("qwen3", attention(qk_norm=None)),
+    "qk norm after rope": Mutation("hunyuan_v1_dense", qk_norm(placement="before_rope")),
+    "rope scaling with alpha": Mutation("hunyuan_v1_moe", rope(scaling=None)),
+    "query scaling": Mutation("ministral3", attention(query_scaling=None)),
     "relu for softmax": Mutation("llama", attention(normalizer="relu")),
     "sinks": Mutation("gpt_oss", attention(sinks=False)),
     "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
@@ -170,6 +177,7 @@ MUTATIONS = {
         "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
+    "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),
     "clip": Mutation("olmo_clip", attention(clip_qkv=None)),
     "scale of scores": Mutation("gpt_neo", attention(scale=None)),

@@ -10,9 +10,12 @@ from jaxformer.config import (
     MLP,
     BlockSparse,
     ClampedGEGLU,
+    DynamicNTK,
     LayerNorm,
     MoE,
+    NTKScaling,
     QKNorm,
+    QueryScaling,
     RMSNorm,
     Rope,
     TransformerConfig,
@@ -111,6 +114,73 @@ def test_patterns_over_the_layers():
         blocksparse_vert_stride=3,
     )
     assert small.attention.windows == (BlockSparse(block_size=4, local_blocks=16, stride=3), None)
+
+
+def test_multipliers_of_granite():
+    config = config_from_fields(
+        "granite",
+        embedding_multiplier=12,
+        attention_multiplier=0.0078125,
+        residual_multiplier=0.22,
+        logits_scaling=16,
+    )
+    assert (config.embedding.scale, config.attention.scale) == (12.0, 0.0078125)
+    assert (config.residual_multiplier, config.head.multiplier) == (0.22, 1 / 16)
+    plain = config_from_fields("granite")
+    assert (plain.attention.scale, plain.residual_multiplier, plain.head.multiplier) == (1, 1, 1)
+    with pytest.raises(ValueError, match=r"logits_scaling = 0: the logits are divided by it"):
+        config_from_fields("granite", logits_scaling=0)
+    with pytest.raises(ValueError, match=r"residual_multiplier = 'x': expected a value of type fl"):
+        config_from_fields("granitemoe", residual_multiplier="x")
+    shared = {"num_local_experts": 3, "shared_intermediate_size": 7}
+    (moe,) = config_from_fields("granitemoeshared", **shared).feed_forward
+    assert moe.shared.expert == GLU(hidden_dim=7) and moe.expert == GLU(hidden_dim=10)
+    with pytest.raises(ValueError, match=r"shared_intermediate_size = 7: unknown attribute"):
+        config_from_fields("granitemoe", **shared)
+
+
+def test_what_hunyuan_says():
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
+    fields = {"head_dim": 6, "max_position_embeddings": 64, "rope_scaling": scaling}
+    dense = config_from_fields("hunyuan_v1_dense", **fields)
+    assert dense.attention.positions == (Rope(scaling=NTKScaling(factor=1000.0)),)
+    assert dense.attention.qk_norm.placement == "after_rope"
+    with pytest.raises(ValueError, match=r"qk_norm\.placement: before_rope instead of after_rope"):
+        choose_family(config_from_fields("hunyuan_v1_dense", head_dim=6), {}, "qwen3")
+    without = config_from_fields(
+        "hunyuan_v1_dense", **fields | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    )
+    assert without.attention.positions[0].scaling == DynamicNTK(factor=2.0, original_max_length=64)
+    for config in (dense, without):
+        family, values = choose_family(config, {}, "hunyuan_v1_dense")
+        assert build_config(family, values, where="") == config
+    with pytest.raises(ValueError, match=r"rope_scaling\.alpha = -2"):
+        config_from_fields("hunyuan_v1_dense", **fields | {"rope_scaling": scaling | {"alpha": -2}})
+    counts = {"num_experts": [5] * 4, "moe_topk": 3}
+    (moe,) = config_from_fields("hunyuan_v1_moe", **counts).feed_forward
+    assert (moe.num_experts, moe.top_k, moe.shared.expert) == (5, 3, moe.expert)
+    with pytest.raises(ValueError, match=r"moe_topk = \[3, 2\]: expected one number, the same in"):
+        config_from_fields("hunyuan_v1_moe", **counts | {"moe_topk": [3, 2]})
+
+
+def test_what_ministral_3_says():
+    scaling = {"rope_type": "yarn", **YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
+    config = config_from_fields("ministral3", head_dim=4, rope_parameters=scaling)
+    assert config.attention.query_scaling == QueryScaling(beta=0.1, original_max_length=16)
+    with pytest.raises(ValueError, match=r"query_scaling: None instead of QueryScaling\(beta=0\.1"):
+        choose_family(config, {}, "mistral")
+    with pytest.raises(ValueError, match=r"rope_parameters\.llama_4_scaling_beta = None: expected"):
+        config_from_fields("ministral3", rope_parameters=scaling | {"llama_4_scaling_beta": None})
+    with pytest.raises(ValueError, match=r"rope_parameters = None: expected an object with llama"):
+        config_from_fields("ministral3")
+    attention = replace(config.attention, positions=(Rope(),))
+    plain = replace(config, attention=attention)
+    family, values = choose_family(plain, {})
+    assert family.model_type == "ministral3" and values["rope_scaling"] is None
+    assert build_config(family, values, where="") == plain
+    other = replace(config.attention, query_scaling=QueryScaling(original_max_length=32))
+    with pytest.raises(ValueError, match=r"original_max_length=32, .* instead of .*length=16,"):
+        choose_family(replace(config, attention=other), {}, "ministral3")
 
 
 def test_what_released_files_say_beside_what_transformers_writes():

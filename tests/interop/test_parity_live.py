@@ -92,6 +92,13 @@ SIZES = {
     "exaone_moe": GROUPED
     | {"sliding_window": 7, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
     | {"mlp_layer_types": ["dense", "dense", "sparse"], "num_shared_experts": 2},
+    "granite": GROUPED | {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+    "granitemoe": GROUPED | {"num_local_experts": 6, "attention_bias": True},
+    "granitemoeshared": GROUPED | {"num_local_experts": 6, "shared_intermediate_size": 11},
+    "hunyuan_v1_dense": GROUPED
+    | {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "hunyuan_v1_moe": GROUPED | {"attention_bias": False, "moe_topk": [2, 2, 2]},
+    "ministral3": GROUPED | {"head_dim": 6, "sliding_window": 7},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

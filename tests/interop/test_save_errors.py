@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned
+from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned, LMHead
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.save import choose_family
@@ -145,6 +145,16 @@ def test_a_configuration_that_no_family_has(changes, message, loaded):
     with pytest.raises(ValueError) as error:
         choose_family(replace(loaded.config, **changes), {})
     assert re.search(message, str(error.value), re.DOTALL), str(error.value)
+
+
+def test_a_multiplier_of_branches_is_not_lost(loaded):
+    config = replace(loaded.config, residual_multiplier=0.5)
+    with pytest.raises(ValueError, match=r"change:\n  residual_multiplier: 1\.0 instead of 0\.5$"):
+        choose_family(config, {}, "llama")
+    family, values = choose_family(config, {})
+    assert (family.model_type, values["residual_multiplier"]) == ("granite", 0.5)
+    with pytest.raises(ValueError, match=r"logits_scaling = 0\.0: the logits are divided by it\."):
+        choose_family(replace(config, head=LMHead(multiplier=0.0)), {}, "granite")
 
 
 def test_numbers_of_numpy_and_jax_are_written_as_json_has_them(tmp_path, loaded):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformer.interop.transforms import (
+    ExpertKernels,
     Flatten,
     Fused,
     FusedPerHead,
@@ -141,6 +142,13 @@ def test_experts_below_one_another(transposed):
     (ours,) = split(StackedExperts(transposed=transposed), theirs, [shape])
     at = (4, 2, 6) if transposed else (4, 6, 2)
     assert ours[at] == theirs[4 * F + 6, 2]
+
+
+def test_experts_behind_one_another():
+    gate, up = split(Fused(part=ExpertKernels(), axis=1), numbered((N, 2 * F, D)), [(N, D, F)] * 2)
+    theirs = numbered((N, 2 * F, D))
+    assert gate[4, 2, 6] == theirs[4, 6, 2]
+    assert up[4, 2, 6] == theirs[4, F + 6, 2]
 
 
 def test_rows_of_length_one():

@@ -106,6 +106,28 @@ def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
     )
 
 
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res_post"])
+@pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
+    block, placement, config, normal, randomise
+):
+    """x + m * branch(x): as if m were in the norm after the branch, or in its last projection."""
+    plain, x, g = config(block=block, norm_placement=placement), normal(2, 5, 14), guide(5)
+    scaled = replace(plain, residual_multiplier=0.3)
+    params = randomise(Block(plain, plain.layer(0), MODE), x, g)
+    last = ("post_",) if placement in ("sandwich", "res_post") else ("out", "down")
+
+    def multiply(path, leaf):
+        return 0.3 * leaf if any(key.key.startswith(last) for key in path) else leaf
+
+    def run(cfg, params):
+        return jax.jit(Block(cfg, cfg.layer(0), MODE).apply)({"params": params}, x, g)[0]
+
+    expected = run(plain, jax.tree_util.tree_map_with_path(multiply, params))
+    np.testing.assert_allclose(run(scaled, params), expected, atol=1e-5)
+    assert np.abs(run(plain, params) - expected).max() > 1e-2
+
+
 def test_parallel_shared_placements(parts):
     x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", norm_placement="post")
     both = attention(x) + feed_forward(x)

@@ -25,6 +25,7 @@ from jaxformer.config import (
     MoE,
     MultiHead,
     QKNorm,
+    QueryScaling,
     RMSNorm,
     Rope,
     Router,
@@ -86,18 +87,27 @@ OPTIONS = {  # of attention where its name is there, else of the model
     },
     "feed-forward": {
         "glu": {},
-        "mixed": dict(feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))),
+        "mixed": dict(
+            feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5)),
+            residual_multiplier=0.6,
+        ),
         "experts": dict(
             feed_forward=(MoE(expert=ClampedGEGLU(hidden_dim=5), num_experts=4), GROUPED)
         ),
     },
     "scores": {
         "plain": {},
-        "normed": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0, sinks=True),
+        "normed": dict(
+            qk_norm=QKNorm(over="width", placement="after_rope"),
+            clip_qkv=0.7,
+            logit_softcap=2.0,
+            sinks=True,
+        ),
         "other": dict(
             qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
             biases=("query", "key", "value", "out"),
             normalizer="relu",
+            query_scaling=QueryScaling(beta=0.7, original_max_length=3),
         ),
     },
 }

@@ -32,6 +32,7 @@ from jaxformer.config import (
     MultiHead,
     Normal,
     NTKScaling,
+    QueryScaling,
     Rope,
     Sinusoid,
     TransformerConfig,
@@ -99,7 +100,9 @@ def test_every_prefix_gives_the_same_logits(config, build, tokens):
 
 def test_packed_documents_do_not_see_each_other(config, build):
     """Two documents in one row give the logits each gives alone, and exactly no gradient across."""
-    _, run = build(config(embedding=Embedding(positions=Learned(max_length=9))))
+    scaling = QueryScaling(beta=0.7, original_max_length=2)
+    embedding = Embedding(positions=Learned(max_length=9))
+    _, run = build(config(attention=dict(query_scaling=scaling), embedding=embedding))
     first, second = jnp.asarray([3, 1, 4]), jnp.asarray([1, 5, 9, 2])
     packed = run(
         jnp.concatenate([first, second])[None],

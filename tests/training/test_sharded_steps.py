@@ -61,6 +61,7 @@ SELDOM = [
         dict(remat="dots", gradient_accumulation_steps=2),
     ),
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
+    ("scaled queries", dict(fsdp=2, context=2, tensor=2), {}),
     ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
     ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),
     ("llama-2-70b", dict(fsdp=2, context=2), {}),

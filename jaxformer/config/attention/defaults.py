@@ -1,5 +1,7 @@
 """`AttentionDefaults`: what most attention kinds have in common."""
 
+from jaxformer.config.attention.query_scaling import QueryScaling
+
 
 class AttentionDefaults:
     """Base of the attention kinds; a kind overrides what differs.
@@ -9,12 +11,14 @@ class AttentionDefaults:
         has_scores: Whether positions, masks and windows enter scores of queries and keys.
         has_weights: Whether there are attention weights, for `inspect.attention_maps`.
         is_recurrent: Whether it is a recurrence over the sequence, which cannot be sharded.
+        query_scaling: How queries grow with the position, if they do.
     """
 
     is_branch = True
     has_scores = True
     has_weights = True
     is_recurrent = False
+    query_scaling: QueryScaling | None = None
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""

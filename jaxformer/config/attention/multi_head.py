@@ -1,11 +1,12 @@
 """`MultiHead`: multi-head, grouped-query and multi-query attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.attention.checks import check_heads, check_layer_patterns
 from jaxformer.config.attention.grouped_heads import GroupedHeads
+from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
 
@@ -28,6 +29,7 @@ class MultiHead(GroupedHeads):
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         clip_qkv: Queries, keys and values are clipped to [-clip_qkv, clip_qkv].
         qk_norm: Norm of queries and keys.
+        query_scaling: Factor of the queries of self-attention by position, after norm and RoPE.
         biases: Projections with a bias.
         normalizer: Function from scores to attention weights.
         sinks: Whether each query head has a sink: a learned score of a further key whose value is
@@ -43,6 +45,7 @@ class MultiHead(GroupedHeads):
     logit_softcap: float | None = None
     clip_qkv: float | None = None
     qk_norm: QKNorm | None = None
+    query_scaling: QueryScaling | None = None
     biases: tuple[Projection, ...] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
@@ -56,3 +59,8 @@ class MultiHead(GroupedHeads):
         )
         check_heads(self)
         check_layer_patterns(self)
+
+    def tiny(self) -> "MultiHead":
+        """Return the option at test size, with as many groups of heads."""
+        scaling = self.query_scaling
+        return replace(super().tiny(), query_scaling=None if scaling is None else scaling.tiny())

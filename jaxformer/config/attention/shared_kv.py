@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require
 from jaxformer.config.attention.checks import (
     check_heads,
     check_layer_patterns,
@@ -34,7 +34,7 @@ class SharedKV(GroupedHeads):
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
-        qk_norm: Norm of queries and of the shared vectors, hence also of the values.
+        qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
         biases: Projections with a bias.
 
     References:
@@ -57,6 +57,11 @@ class SharedKV(GroupedHeads):
         check_heads(self)
         check_layer_patterns(self)
         check_position_types(self)
+        require(
+            self.qk_norm is None or self.qk_norm.placement == "before_rope",
+            "SharedKV normalises before RoPE, so qk_norm.placement must be 'before_rope'; got "
+            "'after_rope'.",
+        )
 
     num_kv_projections = 1
 

@@ -8,21 +8,26 @@ from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.llama_like_experts import (
     DeepSeekMoE,
     GptOssMoE,
+    GraniteMoE,
+    HunyuanMoE,
     MixtralMoE,
     OlmoMoE,
     QwenMoE,
 )
 from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField, LlamaLike
 from jaxformer.interop.families.llama_like_options import (
+    HUNYUAN_QK_NORMS,
     FusedGLU,
     LastLayerWindows,
     LayerTypeWindows,
     LlamaMLP,
     OneRope,
     OneWindow,
+    RopeAndQueryScaling,
     RopeByLayerType,
     RopeByNumber,
     RopeOfWindows,
+    RopeWithAlpha,
 )
 
 QKV = ALL_BIASES[:3]
@@ -276,6 +281,53 @@ ROWS = (
         branch=MixtralMoE(
             num_experts=256, top_k=8, router=c.Router(score="sigmoid", selection_bias=True)
         ),
+    ),
+    LlamaLike(
+        "granite", "GraniteForCausalLM", biases=(ATTENTION_BIAS, MLP_BIAS), has_multipliers=True
+    ),
+    LlamaLike(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        biases=(ATTENTION_BIAS,),
+        has_multipliers=True,
+        branch=GraniteMoE(),
+    ),
+    LlamaLike(
+        "granitemoeshared",
+        "GraniteMoeSharedForCausalLM",
+        biases=(ATTENTION_BIAS,),
+        has_multipliers=True,
+        branch=GraniteMoE(has_shared=True),
+    ),
+    LlamaLike(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        eps=1e-5,
+        positions=RopeWithAlpha(),
+        biases=(ATTENTION_BIAS,),
+        qk_norm="head",
+        qk_norm_placement="after_rope",
+        qk_norm_rules=HUNYUAN_QK_NORMS,
+    ),
+    LlamaLike(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        eps=1e-5,
+        positions=RopeWithAlpha(),
+        biases=(ATTENTION_BIAS,),
+        qk_norm="head",
+        qk_norm_placement="after_rope",
+        qk_norm_rules=HUNYUAN_QK_NORMS,
+        branch=HunyuanMoE(),
+    ),
+    LlamaLike(
+        "ministral3",
+        "Ministral3ForCausalLM",
+        kv_heads=8,
+        head_dim=128,
+        eps=1e-5,
+        positions=RopeAndQueryScaling(max_length=262_144),
+        windows=OneWindow(default=None),
     ),
 )
 FAMILIES = tuple(row.family() for row in ROWS)

@@ -8,7 +8,7 @@ from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.param_mapping import MappingRule, linear_rules
-from jaxformer.interop.transforms import Identity, Interleaved, LinearKernel
+from jaxformer.interop.transforms import ExpertKernels, Fused, Identity, Interleaved, LinearKernel
 
 
 def expert_rules(
@@ -164,6 +164,90 @@ class GptOssMoE:
             "num_experts_per_tok": moe.top_k,
             "swiglu_limit": moe.expert.limit,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteMoE(MixtralMoE):
+    """Experts of width ``intermediate_size`` in every layer, in two tensors (Granite).
+
+    Attributes:
+        has_shared: Whether there may be a shared expert, of width ``shared_intermediate_size``.
+    """
+
+    has_shared: bool = False
+    rules = (
+        *linear_rules(f"{MIXTRAL_PREFIX}.router.layer", "feed_forward/router"),
+        MappingRule(
+            f"{MIXTRAL_PREFIX}.input_linear.weight",
+            ("feed_forward/experts/gate/kernel", "feed_forward/experts/up/kernel"),
+            Fused(part=ExpertKernels(), axis=1),
+        ),
+        MappingRule(
+            f"{MIXTRAL_PREFIX}.output_linear.weight",
+            "feed_forward/experts/down/kernel",
+            ExpertKernels(),
+        ),
+        MappingRule(
+            f"{p.LAYER_PREFIX}.shared_mlp.input_linear.weight",
+            ("feed_forward/shared/gate/kernel", "feed_forward/shared/up/kernel"),
+            Fused(),
+        ),
+        *linear_rules(f"{p.LAYER_PREFIX}.shared_mlp.output_linear", "feed_forward/shared/down"),
+    )
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts, and the shared one unless its width is 0."""
+        (moe,) = super().read(reader, bias=bias)
+        width = reader.integer("shared_intermediate_size", 0) if self.has_shared else 0
+        if width == 0:
+            return (moe,)
+        shared = p.read_glu(reader, width_name="shared_intermediate_size")
+        return (replace(moe, shared=c.SharedExpert(expert=shared)),)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts, and the width of the shared one."""
+        fields = super().write(config)
+        branch: Any = config.feed_forward[0]
+        if fields is None or not self.has_shared:
+            return fields
+        shared = branch.shared
+        width = 0 if shared is None else shared.expert.hidden_dim
+        return {**fields, "shared_intermediate_size": width}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanMoE:
+    """Experts and a shared one, all of width ``intermediate_size``, in every layer (Hunyuan)."""
+
+    rules = (*expert_rules(PREFIX, router="gate.wg"), *shared_rules(f"{PREFIX}.shared_mlp"))
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The experts."""
+        expert = p.read_glu(reader)
+        moe = c.MoE(
+            expert=expert,
+            num_experts=self._read_number(reader, "num_experts"),
+            top_k=self._read_number(reader, "moe_topk"),
+            shared=c.SharedExpert(expert=expert),
+        )
+        return (moe,)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Numbers of experts."""
+        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
+            return None
+        moe = config.feed_forward[0]
+        return {"num_experts": moe.num_experts, "moe_topk": moe.top_k}
+
+    @staticmethod
+    def _read_number(reader: ConfigReader, name: str) -> int:
+        """Read a number, or a list with the same number for each layer."""
+        if not isinstance(reader.get(name), list):
+            return reader.integer(name, 1)
+        numbers = set(reader.sequence(name, int) or ())
+        if len(numbers) != 1:
+            reader.add_problem(name, "expected one number, the same in all layers.")
+        return next(iter(numbers), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,11 @@ from jaxformer.interop.families.llama_like_options import (
     NoWindows,
     OneRope,
     Windows,
+    read_multipliers,
+    write_multipliers,
 )
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import ParamMapping
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping
 
 FEED_FORWARD_BIAS = ("feed_forward",)
 
@@ -50,6 +52,8 @@ class LlamaLike:
         biases: Fields that say which linear layers have biases.
         constant_biases: Projections that always have biases.
         qk_norm: What the norms of queries and keys are over; None has none.
+        qk_norm_placement: Whether these norms come before or after RoPE.
+        qk_norm_rules: Their mapping rules.
         qk_norm_field: Field that says whether there are such norms; None always has them.
         norm_placement: Where the norms of the branches are; a key of `NORM_RULES`.
         sinks: Whether each head has a sink.
@@ -58,6 +62,7 @@ class LlamaLike:
         branch: Feed-forward networks.
         unsupported: Fields that must be absent or null.
         heads_divide_width: Whether transformers requires that num_heads divides model_dim.
+        has_multipliers: Whether embedding, scores, branches and logits have multipliers.
     """
 
     model_type: str
@@ -70,6 +75,8 @@ class LlamaLike:
     biases: tuple[BiasField, ...] = ()
     constant_biases: tuple[str, ...] = ()
     qk_norm: Any = None
+    qk_norm_placement: Any = "before_rope"
+    qk_norm_rules: tuple[MappingRule, ...] = p.QK_NORMS
     qk_norm_field: str | None = None
     norm_placement: Any = "pre"
     sinks: bool = False
@@ -78,10 +85,12 @@ class LlamaLike:
     branch: Branch = LlamaGLU()
     unsupported: tuple[str, ...] = ()
     heads_divide_width: bool = False
+    has_multipliers: bool = False
 
     def family(self) -> Family:
         """The family."""
-        rules = (*NORM_RULES[self.norm_placement], *p.ATTENTION, *p.QK_NORMS, *self.branch.rules)
+        norm_rules = NORM_RULES[self.norm_placement]
+        rules = (*norm_rules, *p.ATTENTION, *self.qk_norm_rules, *self.branch.rules)
         mapping = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": rules})
         return Family(
             self.model_type,
@@ -104,12 +113,16 @@ class LlamaLike:
         windows, has_qk_norm = self.windows.read(reader), self.qk_norm is not None
         if self.qk_norm_field is not None:
             has_qk_norm = reader.boolean(self.qk_norm_field, False)
+        qk_norm = None
+        if has_qk_norm:
+            qk_norm = c.QKNorm(norm=norm, over=self.qk_norm, placement=self.qk_norm_placement)
         heads: dict[str, Any] = dict(
             **p.read_heads(reader, kv_heads=self.kv_heads, head_dim=self.head_dim),
             positions=self.positions.read(reader, windows),
             windows=windows,
-            qk_norm=c.QKNorm(norm=norm, over=self.qk_norm) if has_qk_norm else None,
+            qk_norm=qk_norm,
             sinks=self.sinks,
+            query_scaling=self.positions.read_query_scaling(reader),
             biases=tuple(name for name in p.ALL_BIASES if name in biased),
         )
         has_bias = {*FEED_FORWARD_BIAS} <= biased
@@ -122,6 +135,8 @@ class LlamaLike:
             norm_placement=self.norm_placement,
             head=c.LMHead(tied=reader.boolean("tie_word_embeddings", self.tied)),
         )
+        if self.has_multipliers:
+            config = read_multipliers(reader, config)
         return with_branches(config, branches)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -146,5 +161,6 @@ class LlamaLike:
             **biases,
             **({} if self.qk_norm_field is None else {self.qk_norm_field: has_qk_norm}),
             **self.windows.write(config),
+            **(write_multipliers(config) if self.has_multipliers else {}),
             **branch,
         }

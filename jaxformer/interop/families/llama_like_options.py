@@ -1,6 +1,6 @@
 """Where families like Llama differ: windows, positions, norms and feed-forward networks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from jaxformer import config as c
@@ -26,6 +26,10 @@ GLM_NORMS = (
     *norm_rules(f"{p.LAYER_PREFIX}.post_self_attn_layernorm", "post_attention_norm"),
     *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "pre_feed_forward_norm"),
     *norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "post_feed_forward_norm"),
+)
+HUNYUAN_QK_NORMS = (
+    *norm_rules(f"{p.LAYER_PREFIX}.self_attn.query_layernorm", "attention/query_norm"),
+    *norm_rules(f"{p.LAYER_PREFIX}.self_attn.key_layernorm", "attention/key_norm"),
 )
 NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS, "sandwich": GLM_NORMS}
 
@@ -179,6 +183,10 @@ class OneRope:
         name = None if self.fraction is None else "partial_rotary_factor"
         return write_rope(p.first_rope(config), fraction_name=name)
 
+    def read_query_scaling(self, reader: ConfigReader) -> c.QueryScaling | None:
+        """How queries grow with the position, if they do."""
+        return None
+
     def _read_rope(self, reader: ConfigReader) -> c.Rope:
         has_section = "rope_parameters" in reader or "rope_scaling" in reader
         if self.has_default_scaling and not has_section:
@@ -252,6 +260,88 @@ class RopeByLayerType(OneRope):
             sections[name], lengths = write_rope_section(rope)
             fields |= lengths
         return {**fields, "rope_parameters": sections}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeWithAlpha(OneRope):
+    """NTK scaling by ``alpha`` where "dynamic" scaling has this field (Hunyuan)."""
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The fields of config.json; transformers needs a ``factor``, which has no effect."""
+        fields, scaling = super().write(config), p.first_rope(config).scaling
+        if not isinstance(scaling, c.NTKScaling):
+            return fields
+        section = {"rope_type": "dynamic", "alpha": scaling.factor, "factor": 1.0}
+        return {
+            **fields,
+            "rope_scaling": {"type": "dynamic", **section},
+            "rope_parameters": {**fields["rope_parameters"], **section},
+        }
+
+    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+        rope = super()._read_rope(reader)
+        section = reader.section("rope_scaling") or reader.section("rope_parameters")
+        if section is None or not isinstance(rope.scaling, c.DynamicNTK):
+            return rope
+        for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            section.get(name)  # in released files, and without effect
+        alpha = section.number("alpha", 0.0)
+        return rope if alpha == 0 else replace(rope, scaling=c.NTKScaling(factor=alpha))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeAndQueryScaling(OneRope):
+    """RoPE, and queries that grow from ``original_max_position_embeddings`` on (Ministral 3)."""
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The fields of config.json."""
+        fields, scaling = super().write(config), config.multi_head.query_scaling
+        if scaling is None:
+            return fields
+        section = {
+            "llama_4_scaling_beta": scaling.beta,
+            "original_max_position_embeddings": scaling.original_max_length,
+        }
+        names = ("rope_scaling", "rope_parameters")
+        return fields | {name: {**fields[name], **section} for name in names if fields[name]}
+
+    def read_query_scaling(self, reader: ConfigReader) -> c.QueryScaling | None:
+        """The scaling, which this family always has."""
+        section = reader.section("rope_scaling") or reader.section("rope_parameters")
+        if section is None:
+            reader.add_problem("rope_parameters", "expected an object with llama_4_scaling_beta.")
+            return None
+        return c.QueryScaling(
+            beta=section.number("llama_4_scaling_beta"),
+            original_max_length=section.integer("original_max_position_embeddings"),
+        )
+
+
+def read_multipliers(reader: ConfigReader, config: c.TransformerConfig) -> c.TransformerConfig:
+    """The model with Granite's multipliers of embedding, scores, branches and logits."""
+    divisor = reader.number("logits_scaling", 1.0)
+    if divisor == 0:
+        reader.add_problem("logits_scaling", "the logits are divided by it.")
+    scale = reader.number("attention_multiplier", 1.0)
+    return replace(
+        config,
+        attention=replace(config.attention, scale=scale),
+        residual_multiplier=reader.number("residual_multiplier", 1.0),
+        embedding=c.Embedding(scale=reader.number("embedding_multiplier", 1.0)),
+        head=replace(config.head, multiplier=1 / (divisor or 1.0)),
+    )
+
+
+def write_multipliers(config: c.TransformerConfig) -> dict[str, float]:
+    """Granite's fields of `read_multipliers`."""
+    attention, logits = config.multi_head, config.head.multiplier
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    return {
+        "embedding_multiplier": config.embedding.scale,
+        "attention_multiplier": scale,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": 1 / logits if logits else 0.0,
+    }
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ class TokenPositions(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions.
+    """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions, query scale.
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
     computes the full score matrix. Rotations are unit complex numbers.
@@ -38,6 +38,7 @@ class AttentionInputs(NamedTuple):
     rotations: Complex64[Array, "*batch T C"] | None = None
     query_positions: Int[Array, "*batch T"] | None = None
     key_positions: Int[Array, "*batch S"] | None = None
+    query_scale: Float[Array, "*batch T"] | None = None
 
 
 LayerInputs = AttentionInputs | c.MixerInputs
@@ -111,6 +112,10 @@ def make_layer_inputs(
     def rotations(rope: c.Rope, head_dim: int) -> Complex64[Array, "*batch T C"]:
         return token_rotations(rope, head_dim, queries.positions, attended.length)
 
+    @memoize
+    def query_scale(scaling: c.QueryScaling) -> Float[Array, "*batch T"]:
+        return scaling(queries.positions)
+
     def layer_inputs(index: int) -> LayerInputs:
         layer = config.layer(index)
         kind, window = layer.attention, layer.window
@@ -126,6 +131,7 @@ def make_layer_inputs(
             None if rope is None else rotations(rope, kind.rope_head_dim),
             queries.positions,
             keys(window, gathered).positions,
+            None if kind.query_scaling is None else query_scale(kind.query_scaling),
         )
 
     layers = range(min(len(config.first_layers) + config.pattern_length, num_layers))

@@ -1,6 +1,7 @@
 """Multi-head attention module, for self-attention and cross-attention."""
 
 from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -118,20 +119,31 @@ class MultiHeadAttention(nn.Module):
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
     ) -> Float[Array, "*batch T N H"]:
-        """Project x to queries; apply clipping, QK-norm and RoPE as configured."""
-        query = self.clip_qkv(self.query(x))
-        if (qk_norm := self.attention.qk_norm) is not None:
-            query = apply_qk_norm(qk_norm, self.query_norm, query)
-        return apply_rope(self.positions, "q", query, inputs)
+        """Project x to queries; apply clipping, QK-norm, RoPE and scaling as configured."""
+        query = self.normalise_and_rotate("q", self.clip_qkv(self.query(x)), inputs)
+        if inputs.query_scale is None:
+            return query
+        scale = inputs.query_scale.astype(query.dtype)[..., None, None]
+        return query * jnp.broadcast_to(scale, query.shape)
 
     def project_key_value(self, x: Float[Array, "*batch S D"], inputs: AttentionInputs) -> KVCache:
         """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
         cfg, positions = self.attention, self.positions
-        key, value = self.clip_qkv(self.key(x)), self.clip_qkv(self.value(x))
-        if cfg.qk_norm is not None:
-            key = apply_qk_norm(cfg.qk_norm, self.key_norm, key)
-        rotated = apply_rope(positions, "k", key, inputs), apply_rope(positions, "v", value, inputs)
-        return KVCache(*(local_kv_heads(x, cfg.num_kv_heads, self.runtime) for x in rotated))
+        key = self.normalise_and_rotate("k", self.clip_qkv(self.key(x)), inputs)
+        value = apply_rope(positions, "v", self.clip_qkv(self.value(x)), inputs)
+        return KVCache(*(local_kv_heads(x, cfg.num_kv_heads, self.runtime) for x in (key, value)))
+
+    def normalise_and_rotate(
+        self, target: Literal["q", "k"], x: Float[Array, "*batch T N H"], inputs: AttentionInputs
+    ) -> Float[Array, "*batch T N H"]:
+        """Apply QK-norm and RoPE to queries or keys, in the order of `QKNorm.placement`."""
+        qk_norm = self.attention.qk_norm
+        if qk_norm is None:
+            return apply_rope(self.positions, target, x, inputs)
+        norm = self.query_norm if target == "q" else self.key_norm
+        if qk_norm.placement == "after_rope":
+            return apply_qk_norm(qk_norm, norm, apply_rope(self.positions, target, x, inputs))
+        return apply_rope(self.positions, target, apply_qk_norm(qk_norm, norm, x), inputs)
 
     def attend(
         self, query: Float[Array, "*batch T N H"], kv: KVCache, inputs: AttentionInputs

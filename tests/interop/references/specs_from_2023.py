@@ -64,6 +64,14 @@ DEEPSEEK = MHA | {
     "v_head_dim": 5,
     "first_k_dense_replace": 2,
 }
+GRANITE = LLAMA | {
+    "rms_norm_eps": 1e-5,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.21,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.7,
+    "rope_parameters": rope(1e7),
+}
 NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
 
 SPECS = {
@@ -516,6 +524,64 @@ SPECS = {
                 beta_slow=1.0,
                 truncate=False,
                 original_max_position_embeddings=16,
+            ),
+        },
+    ),
+    "granite": (
+        "granite",
+        "GraniteForCausalLM",
+        GRANITE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granitemoe": (
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        GRANITE | {"intermediate_size": 6, "num_local_experts": 7, "num_experts_per_tok": 3},
+    ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        "GraniteMoeSharedForCausalLM",
+        GRANITE
+        | {
+            "intermediate_size": 6,
+            "shared_intermediate_size": 10,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        LLAMA | {"head_dim": 10, "rope_parameters": rope(1e4, "dynamic", alpha=50.0, factor=1.0)},
+    ),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "intermediate_size": 8,
+            "num_experts": 7,
+            "moe_topk": 3,
+            "attention_bias": True,
+            "rope_parameters": rope(1e4, "dynamic", alpha=1000.0, factor=1.0),
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        "Ministral3ForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "rope_parameters": rope(
+                1e6,
+                "yarn",
+                factor=8.0,
+                beta_fast=4.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                original_max_position_embeddings=5,
+                llama_4_scaling_beta=0.3,
             ),
         },
     ),

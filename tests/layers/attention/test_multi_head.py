@@ -123,10 +123,12 @@ def test_clips_queries_keys_and_values(layer, normal):
     assert np.abs(expected - by_hand(params, x, mask=CAUSAL, turn=turn_halves)).max() > 0.05
 
 
+@pytest.mark.parametrize("placement", ["before_rope", "after_rope"])
 @pytest.mark.parametrize("over", ["width", "head", "each_head"])
-def test_query_and_key_norms_come_before_positions(layer, normal, over):
+def test_query_and_key_norms_come_before_or_after_positions(layer, normal, over, placement):
     """The order shows because scales differ by feature: a turned vector is scaled otherwise."""
-    params, attention = layer(qk_norm=QKNorm(norm=RMSNorm(eps=0.01), over=over))
+    qk_norm = QKNorm(norm=RMSNorm(eps=0.01), over=over, placement=placement)
+    params, attention = layer(qk_norm=qk_norm)
     shapes = {"width": ((N * H,), (K * H,)), "head": ((H,), (H,)), "each_head": ((N, H), (K, H))}
     assert params["query_norm"]["scale"].shape == shapes[over][0]
     assert params["key_norm"]["scale"].shape == shapes[over][1]
@@ -137,9 +139,27 @@ def test_query_and_key_norms_come_before_positions(layer, normal, over):
         root = np.sqrt(np.square(flat).mean(axis=-1, keepdims=True) + 0.01)
         return (flat / root * scale).reshape(y.shape)
 
-    x = normal(B, T, D)
-    expected = by_hand(params, x, mask=CAUSAL, turn=turn_halves, norm=norm)
+    def norm_of_turned(name, y, p):
+        return norm(name, turn_halves(y), p)
+
+    x, steps = normal(B, T, D), {"turn": turn_halves, "norm": norm}
+    if placement == "after_rope":
+        steps = {"norm": norm_of_turned}
+    expected = by_hand(params, x, mask=CAUSAL, **steps)
     np.testing.assert_allclose(attention(params, x, guide()), expected, atol=2e-5)
+
+
+def test_queries_are_scaled_by_their_position(layer, normal):
+    params, attention = layer()
+    x, scale = normal(B, T, D), np.linspace(1, 2, T)
+
+    def scaled(name, y, p):
+        return y * scale[:, None, None] if name == "query" else y
+
+    inputs = guide()._replace(query_scale=jnp.asarray(scale, jnp.float32))
+    expected = by_hand(params, x, mask=CAUSAL, turn=turn_halves, norm=scaled)
+    np.testing.assert_allclose(attention(params, x, inputs), expected, atol=2e-5)
+    assert np.abs(expected - attention(params, x, guide())).max() > 0.01
 
 
 def test_layer_norm_serves_queries_and_keys_too(layer, normal):
