@@ -16,6 +16,7 @@ from jaxformer.config.attention.multi_head import MultiHead as MultiHead
 from jaxformer.config.attention.no_attention import NoAttention as NoAttention
 from jaxformer.config.attention.query_scaling import QueryScaling as QueryScaling
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
+from jaxformer.config.attention.short_convolution import ShortConvolution as ShortConvolution
 from jaxformer.config.embedding import Embedding as Embedding
 from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU

@@ -12,6 +12,7 @@ from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.no_attention import NoAttention
+from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
@@ -222,7 +223,7 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-            case Mixer() | Hybrid() | NoAttention():
+            case Mixer() | Hybrid() | NoAttention() | ShortConvolution():
                 name = type(self.attention).__name__
                 raise ValueError(f"{name} has no positions to replace; got {positions}.")
             case attention:

@@ -83,6 +83,8 @@ from jaxformer.functional.collectives import (
     reduce_from_tensor_parallel as reduce_from_tensor_parallel,
 )
 from jaxformer.functional.collectives import varying_axes as varying_axes
+from jaxformer.functional.convolution import CausalConvolution as CausalConvolution
+from jaxformer.functional.convolution import causal_convolution as causal_convolution
 from jaxformer.functional.decay import DecayRates as DecayRates
 from jaxformer.functional.decay import decay_attention as decay_attention
 from jaxformer.functional.decay import decay_rates as decay_rates

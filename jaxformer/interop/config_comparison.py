@@ -66,9 +66,11 @@ def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
     """The shortest equivalent attention configuration."""
     biases: Any = tuple(sorted(getattr(attention, "biases", ())))
     match attention:
-        case c.Mixer() | c.Hybrid() | c.NoAttention():
+        case c.Mixer() | c.NoAttention():
             return attention
-        case c.Decay():
+        case c.Hybrid():
+            return _canonical_hybrid(attention, depth)
+        case c.Decay() | c.ShortConvolution():
             return replace(attention, biases=biases)
         case c.Latent(nope_dim=plain, rope_dim=rotary):
             width = plain + rotary
@@ -84,6 +86,19 @@ def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
         scale=None if usual else attention.scale,
         biases=biases,
     )
+
+
+def _canonical_hybrid(hybrid: c.Hybrid, depth: int) -> c.Hybrid:
+    """The shortest cycle of kinds, each with the positions and the window of its layers."""
+    layers: list[Any] = []
+    for i in range(depth):
+        kind: Any = hybrid.kinds[i % len(hybrid.kinds)]
+        if kind.has_scores:
+            positions = kind.positions[i % len(kind.positions)]
+            window = kind.windows[i % len(kind.windows)]
+            kind = replace(kind, positions=(positions,), windows=(window,))
+        layers.append(_canonical_attention(kind, 1))
+    return c.Hybrid(kinds=shortest_cycle(tuple(layers)))
 
 
 def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:

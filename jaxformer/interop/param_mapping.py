@@ -25,12 +25,14 @@ class MappingRule:
         params: Paths of the parameters, relative to the layer in rules of a stack.
         transform: Conversion of the values.
         condition: Whether the rule applies to a model; None is all models with its parameters.
+        kind: Attention kind of the layers that the rule applies to; None is all layers.
     """
 
     hf_name: str
     params: str | tuple[str, ...]
     transform: Transform = Identity()
     condition: Callable[[c.TransformerConfig], bool] | None = None
+    kind: type | None = None
 
     @property
     def param_paths(self) -> tuple[str, ...]:
@@ -96,7 +98,10 @@ def expand_mapping(
         rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(stack_config)]
         for layer in range(num_layers):
             section, index = layer_path(stack_config, num_layers, layer)
+            attention = stack_config.layer(layer).attention
             for row in rows:
+                if row.kind is not None and not isinstance(attention, row.kind):
+                    continue
                 name = row.hf_name.replace("{layer}", str(layer))
                 tensor_mappings += _expand(row, name, f"{stack}/{section}/", index, param_shapes)
     return tensor_mappings

@@ -114,6 +114,21 @@ class LinearKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConvolutionKernel:
+    """Kernel of a depthwise convolution: [channels, 1, taps] in torch, [taps, N, H] here."""
+
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        taps, *heads = params[0]
+        return math.prod(heads), 1, taps
+
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [hf_tensor.T.reshape(params[0])]
+
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return params[0].reshape(params[0].shape[0], 1, -1).T
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fused:
     """Several parameters concatenated along an axis: [q | k | v], [gate | up].
 

@@ -18,6 +18,7 @@ from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
+from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.norms import Norm
@@ -31,6 +32,7 @@ ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, 
     c.SharedKV: SharedKVAttention,
     c.Latent: LatentAttention,
     c.Decay: DecayAttention,
+    c.ShortConvolution: ShortConvolutionMixer,
 }
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]

@@ -746,7 +746,13 @@ OTHERS = [
     latent(norm=c.LayerNorm(eps=0.1)),
     replace(
         BASE,
-        attention=c.Hybrid(kinds=(BASE.attention, c.NoAttention())),
+        attention=c.Hybrid(
+            kinds=(
+                BASE.attention,
+                c.NoAttention(),
+                c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
+            )
+        ),
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
     replace(

@@ -110,6 +110,10 @@ DECAY = np.float32([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, an
 TEXT, STATE = draw(2, 5, 3, 4, seed=6), draw(2, 3, 4, seed=7)
 
 
+SEGMENTS = np.array([[1, 1, 2, 2, 2], [3, 3, 3, 3, 4]])
+VALID = np.array([[True, True, False, True, False], [True] * 5])
+
+
 def recurrences(value, gamma, theta, initial, valid):
     """All forms, by a path with padding and a state before."""
     return jnp.stack(
@@ -157,6 +161,10 @@ CASES |= {
         lambda *a: F.dot_product_attention(*a, normalizer="relu", logit_softcap=2.0),
         (*QKV, MASK),
     ),
+    "dot_product_attention_sinks": (
+        lambda *a: F.dot_product_attention(*a[:3], sinks=a[3]),
+        (*QKV, draw(2, QKV[0].shape[-2], seed=7)),
+    ),
     "dot_product_attention_dropout": (
         lambda *a: F.dot_product_attention(*a[:3], dropout_rate=0.5, dropout_key=a[3]),
         (*QKV, KEYS),
@@ -164,12 +172,15 @@ CASES |= {
     "decay_rates": (lambda x: jnp.stack(F.decay_rates(x)), (draw(2, 3),)),
     "decay_attention": (
         lambda *a: F.decay_attention(*a[:3], segments=a[3]),
-        (TEXT, *DECAY, np.array([[1, 1, 2, 2, 2], [3, 3, 3, 3, 4]])),
+        (TEXT, *DECAY, SEGMENTS),
     ),
-    "linear_recurrence": (
-        recurrences,
-        (TEXT, *DECAY, STATE, np.array([[True, True, False, True, False], [True] * 5])),
+    "causal_convolution": (
+        lambda x, kernel, segments, valid: (
+            F.causal_convolution(x, kernel, segments=segments, valid=valid).output
+        ),
+        (draw(2, 5, 3), draw(2, 4, 3, seed=1), SEGMENTS, VALID),
     ),
+    "linear_recurrence": (recurrences, (TEXT, *DECAY, STATE, VALID)),
 }
 
 
@@ -251,7 +262,7 @@ def test_the_table_is_complete():
     modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
     modules |= {"moe", "ring_buffer", "linear_losses"}
     modules |= {"dot_product", "blockwise", "lazy_masks", "kernels", "latent", "masks", "scores"}
-    modules |= {"decay", "dispatch", "recurrence"}
+    modules |= {"decay", "dispatch", "recurrence", "convolution"}
     public = {
         name
         for name, thing in vars(F).items()
@@ -260,7 +271,15 @@ def test_the_table_is_complete():
     of_numbers = {"check_token_ids", "check_positions", "expert_capacity", "vocab_chunk_size"}
     of_numbers |= {"prefer_absorbed", "prefer_blockwise"}
     types = {"BatchStatistics", "Routing", "RouterTotals", "LogitStatistics", "DecayRates"}
-    types |= {"Recurrence", "AttentionMask", "AttentionBias", "MaskRule", "BlockSparsePattern"}
+    types |= {
+        "Recurrence",
+        "CausalConvolution",
+        "AttentionMask",
+        "AttentionBias",
+        "MaskRule",
+        "BlockSparsePattern",
+    }
     types |= {"attention_bias"}  # of a function, which is no array
     elsewhere = {"cudnn_attention", "splash_attention"}  # other platforms': test_kernels.py
+    elsewhere |= {"query_scale"}
     assert public - set(CASES) == of_numbers | types | elsewhere

@@ -13,6 +13,7 @@ from jaxformer.config import (
     NTKScaling,
     RMSNorm,
     Router,
+    ShortConvolution,
     Sinusoid,
     T5Bias,
     TransformerConfig,
@@ -100,6 +101,19 @@ def shorter_table(config):
     return embedding(positions=other)(config)
 
 
+def convolution(**fields):
+    """Change the short convolutions among the layers."""
+
+    def change(config):
+        kinds = (
+            replace(kind, **fields) if isinstance(kind, ShortConvolution) else kind
+            for kind in config.attention.kinds
+        )
+        return replace(config, attention=replace(config.attention, kinds=tuple(kinds)))
+
+    return change
+
+
 def sparse(**fields):
     pattern = {"block_size": 3, "local_blocks": 2, "stride": 3} | fields
     return attention(windows=(BlockSparse(**pattern), None))
@@ -176,6 +190,7 @@ MUTATIONS = {
     "biases of experts": Mutation(
         "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),
+    "biases of a short convolution": Mutation("lfm2", convolution(biases=("in", "out"))),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from jaxformer import costs
 from jaxformer.config import (
     GLU,
     MLP,
@@ -13,6 +14,7 @@ from jaxformer.config import (
     DynamicNTK,
     LayerNorm,
     MoE,
+    MultiHead,
     NTKScaling,
     QKNorm,
     QueryScaling,
@@ -181,6 +183,31 @@ def test_what_ministral_3_says():
     other = replace(config.attention, query_scaling=QueryScaling(original_max_length=32))
     with pytest.raises(ValueError, match=r"original_max_length=32, .* instead of .*length=16,"):
         choose_family(replace(config, attention=other), {}, "ministral3")
+
+
+def test_a_released_file_of_lfm2():
+    """LFM2-1.2B: the width by the multiplier, attention by the numbers of its layers."""
+    fields = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "block_ff_dim": 12_288,
+        "block_auto_adjust_ff_dim": True,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        **{"block_dim": 2048, "conv_dim": 2048, "conv_dim_out": 2048, "num_heads": 32},
+        "vocab_size": 65_536,
+        **{"block_use_swiglu": True, "block_use_xavier_init": True, "use_pos_enc": True},
+    }
+    config = build_config(FAMILIES["lfm2"], fields, where="")
+    assert config.feed_forward == (GLU(hidden_dim=8192),)
+    kinds = [type(kind) for kind in config.attention.kinds]
+    assert [i for i, kind in enumerate(kinds) if kind is MultiHead] == fields["full_attn_idxs"]
+    assert costs.num_parameters(config) == 1_170_340_608  # as its page counts
+    with pytest.raises(ValueError, match="expected full_attention or conv for 16 layers"):
+        build_config(FAMILIES["lfm2"], fields | {"layer_types": ["conv"] * 15}, where="")
+    with pytest.raises(ValueError, match="use_pos_enc = False: not supported"):
+        build_config(FAMILIES["lfm2"], fields | {"use_pos_enc": False}, where="")
 
 
 def test_what_released_files_say_beside_what_transformers_writes():

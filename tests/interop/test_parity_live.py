@@ -99,6 +99,12 @@ SIZES = {
     | {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     "hunyuan_v1_moe": GROUPED | {"attention_bias": False, "moe_topk": [2, 2, 2]},
     "ministral3": GROUPED | {"head_dim": 6, "sliding_window": 7},
+    "lfm2": GROUPED
+    | {"num_hidden_layers": 4, "layer_types": None, "full_attn_idxs": [1, 3]}
+    | {"conv_L_cache": 5, "conv_bias": False, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": GROUPED
+    | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+    | {"num_dense_layers": 1, "use_expert_bias": False, "norm_topk_prob": False},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

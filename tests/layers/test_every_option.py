@@ -31,6 +31,7 @@ from jaxformer.config import (
     Router,
     SharedExpert,
     SharedKV,
+    ShortConvolution,
     Sinusoid,
     T5Bias,
     TransformerXL,
@@ -144,10 +145,13 @@ KINDS = {
         positions=(Rope(scaling=STRETCHED), T5),
     ),
     "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(pairing="neighbours")),
+    "convolution": ShortConvolution(
+        num_heads=2, head_dim=3, width=4, biases=("in", "convolution", "out")
+    ),
     "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
     "hybrid": Hybrid(
         kinds=(
-            Decay(num_heads=2, head_dim=4),
+            ShortConvolution(num_heads=2, head_dim=3),
             MultiHead(
                 num_heads=4,
                 num_kv_heads=2,

@@ -6,9 +6,9 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.defaults import AttentionDefaults
+from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
-from jaxformer.config.positions import Positions, Window
+from jaxformer.config.positions import Positions
 from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
@@ -33,7 +33,7 @@ class Angles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decay(AttentionDefaults):
+class Decay(RecurrentDefaults):
     """Attention whose weights gamma ** (i - j) depend on distance only; no queries or keys.
 
         o[i] = gain * sum over j <= i of gamma ** (i - j) * R[j - i] v[j]
@@ -83,23 +83,7 @@ class Decay(AttentionDefaults):
             f"biases must not repeat a projection; got {self.biases}.",
         )
 
-    @property
-    def positions(self) -> tuple[None, ...]:
-        """(None,): there are no scores for positions to enter."""
-        return (None,)
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """(1,): the cache has one slot, the state."""
-        return (1,)
-
-    @property
-    def rope_head_dim(self) -> int:
-        """Features per head that rotate."""
-        return self.head_dim
-
-    has_scores = False
-    is_recurrent = True
+    has_weights = True
 
     @property
     def heads_width(self) -> int:

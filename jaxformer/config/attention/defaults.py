@@ -1,4 +1,6 @@
-"""`AttentionDefaults`: what most attention kinds have in common."""
+"""`AttentionDefaults` and `RecurrentDefaults`: what attention kinds have in common."""
+
+from typing import Any
 
 from jaxformer.config.attention.query_scaling import QueryScaling
 
@@ -23,3 +25,20 @@ class AttentionDefaults:
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""
         return None
+
+
+class RecurrentDefaults(AttentionDefaults):
+    """Base of the kinds without scores, whose cache has a constant size.
+
+    Attributes:
+        positions: (None,): there are no scores for positions to enter.
+        windows: (1,): the cache is one state.
+        rope_head_dim: 0, since nothing rotates.
+    """
+
+    has_scores = False
+    has_weights = False
+    is_recurrent = True
+    rope_head_dim = 0
+    positions: Any = (None,)
+    windows: Any = (1,)

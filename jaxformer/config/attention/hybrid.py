@@ -12,10 +12,11 @@ from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.no_attention import NoAttention
 from jaxformer.config.attention.shared_kv import SharedKV
+from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import shorten_pattern
 
-AttentionKind = MultiHead | SharedKV | Latent | Decay | Mixer | NoAttention
+AttentionKind = MultiHead | SharedKV | Latent | Decay | ShortConvolution | Mixer | NoAttention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,12 @@ class StateCache(NamedTuple):
     state: Float[Array, "*layers_and_batch N 1 H"]
 
 
+class ConvolutionCache(NamedTuple):
+    """The last K - 1 inputs of a short convolution."""
+
+    inputs: Float[Array, "*layers_and_batch N taps H"]
+
+
 class CacheShape(NamedTuple):
     """Sizes of a layer's cache.
 

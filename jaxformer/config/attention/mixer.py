@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.checks import require
-from jaxformer.config.attention.defaults import AttentionDefaults
+from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.parameter import projected_width
-from jaxformer.config.positions import Positions, Window
+from jaxformer.config.positions import Positions
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HEAD_DIM
 
@@ -27,7 +27,7 @@ class MixerInputs(NamedTuple):
     valid: Bool[Array, "*batch T"]
 
 
-class Mixer(AttentionDefaults, Option, protocol=True):
+class Mixer(RecurrentDefaults, Option, protocol=True):
     """A custom sequence mixer that replaces attention in every layer.
 
     An option has a field `num_heads` and these methods; the last two are optional:
@@ -50,12 +50,6 @@ class Mixer(AttentionDefaults, Option, protocol=True):
 
     num_heads: int
     biases = ()
-    positions = (None,)
-    rope_head_dim = 0
-    has_scores = False
-    has_weights = False
-    is_recurrent = True
-    windows: tuple[Window, ...] = (1,)
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
     empty_cache = unimplemented_method("empty_cache", "a cache")

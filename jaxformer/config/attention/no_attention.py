@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from jaxformer.config.attention.defaults import AttentionDefaults
+from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
-from jaxformer.config.positions import Positions, Window
+from jaxformer.config.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoAttention(AttentionDefaults):
+class NoAttention(RecurrentDefaults):
     """A layer without attention: x + feed_forward(norm(x)).
 
     References:
@@ -17,22 +17,10 @@ class NoAttention(AttentionDefaults):
     """
 
     is_branch = False
-    has_scores = False
-    has_weights = False
+    is_recurrent = False
     num_heads = 0
-    rope_head_dim = 0
     heads_width = 0
     biases = ()
-
-    @property
-    def positions(self) -> tuple[None, ...]:
-        """(None,): there are no positions."""
-        return (None,)
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """(1,): there is no cache."""
-        return (1,)
 
     def attention_flops(
         self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int

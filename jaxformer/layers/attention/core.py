@@ -77,6 +77,8 @@ def make_output_projection(
     input_shape: tuple[int, int],
     runtime: RuntimeConfig,
     keep_partial_sums: bool,
+    *,
+    name: str | None = None,
 ) -> Linear:
     """Make the output projection, from heads to the model width."""
     init = config.initialisation
@@ -89,6 +91,7 @@ def make_output_projection(
         bias="out" in biases,
         init_divisor=config.residual_init_divisor,
         keep_partial_sums=keep_partial_sums,
+        name=name,
     )
 
 

@@ -74,6 +74,15 @@ GRANITE = LLAMA | {
 }
 NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
 
+CONVOLUTIONS = (
+    LLAMA
+    | IDS
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+        "rope_parameters": rope(1e6),
+    }
+)
 SPECS = {
     "palm_like": (
         "cohere",
@@ -583,6 +592,24 @@ SPECS = {
                 original_max_position_embeddings=5,
                 llama_4_scaling_beta=0.3,
             ),
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        CONVOLUTIONS | {"conv_bias": True, "block_multiple_of": 7, "block_ffn_dim_multiplier": 1.2},
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        CONVOLUTIONS
+        | {
+            "conv_L_cache": 4,
+            "num_dense_layers": 2,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8,
+            "routed_scaling_factor": 1.3,
         },
     ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),

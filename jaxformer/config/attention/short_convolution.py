@@ -1,0 +1,68 @@
+"""`ShortConvolution`: a gated causal convolution in place of attention."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.config.attention.checks import check_biases
+from jaxformer.config.attention.defaults import RecurrentDefaults
+from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, ConvolutionCache
+from jaxformer.config.positions import Positions
+from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvolution(RecurrentDefaults):
+    """A depthwise causal convolution of a few tokens between two gates (LFM 2).
+
+        y = out(output_gate(x) * convolution(input_gate(x) * value(x)))
+
+    The cache holds the last width - 1 inputs of the convolution. Documents do not affect others.
+
+    Attributes:
+        num_heads: Groups of channels; tensor parallelism shards them.
+        head_dim: Channels of a group.
+        width: Taps of the convolution, the present token's included.
+        biases: Layers with a bias; "in" are both gates and the value.
+
+    References:
+        Liquid AI, LFM2 Technical Report, 2025. arXiv:2511.23404, section 2
+    """
+
+    num_heads: int
+    head_dim: int
+    width: int = 3
+    biases: tuple[Literal["in", "convolution", "out"], ...] = ()
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "num_heads", "head_dim")
+        require(self.width > 1, f"ShortConvolution.width must be at least 2; got {self.width}.")
+        check_biases(self)
+
+    @property
+    def heads_width(self) -> int:
+        """Channels, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer, including its projections."""
+        return 2 * query_length * (4 * model_dim + self.width) * self.heads_width
+
+    def activation_widths(
+        self, model_dim: int, positions: Positions | None, tensor: int
+    ) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        channels = self.heads_width / tensor
+        return ActivationWidths(3 * channels, 2 * channels, channels, 0)
+
+    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> ConvolutionCache:
+        """Return the empty cache of one layer."""
+        shape = shape._replace(num_slots=self.width - 1)
+        return ConvolutionCache(shape.zeros(self.num_heads, self.head_dim))
+
+    def tiny(self) -> "ShortConvolution":
+        """Return the option at test size."""
+        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)

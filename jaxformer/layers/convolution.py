@@ -1,0 +1,65 @@
+"""Short causal convolution of channels in heads, and its cache."""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import ConvolutionCache
+from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
+from jaxformer.layers.parameters import initializer, sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig
+
+
+class Convolution(nn.Module):
+    """`F.causal_convolution` of [*batch, T, N, H]; heads are sharded over `tensor`."""
+
+    num_heads: int
+    head_dim: int
+    width: int
+    runtime: RuntimeConfig
+    bias: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "*batch T N H"],
+        inputs: c.MixerInputs,
+        cache: ConvolutionCache | None = None,
+        cache_update: CacheUpdate | None = None,
+    ) -> tuple[Float[Array, "*batch T N H"], ConvolutionCache | None]:
+        """Convolve over time; returns the outputs and the new cache."""
+        heads = self.num_heads, self.head_dim
+        taps, runtime = c.FanIn(), self.runtime
+        kernel = sharded_parameter(
+            self,
+            "kernel",
+            initializer(taps),
+            (self.width, *heads),
+            "features heads features",
+            runtime,
+        )
+        bias = None
+        if self.bias:
+            zeros = nn.initializers.zeros
+            bias = sharded_parameter(self, "bias", zeros, heads, "heads features", runtime)
+        layer_index = None if cache_update is None else cache_update.layer_index
+        state = None
+        if cache is not None:  # from [*batch, N, K - 1, H]
+            state = jnp.swapaxes(get_layer(cache.inputs, layer_index), -3, -2)
+            state = state.reshape(*state.shape[:-2], -1)
+        result = F.causal_convolution(
+            x.reshape(*x.shape[:-2], -1),
+            kernel.reshape(self.width, -1),
+            None if bias is None else bias.ravel(),
+            initial_state=state,
+            segments=inputs.segments,
+            valid=inputs.valid,
+        )
+        output = result.output.reshape(x.shape)
+        if cache is None:
+            return output, None
+        new = result.state.reshape(*result.state.shape[:-1], *x.shape[-2:])
+        new = jnp.swapaxes(new, -3, -2).astype(cache.inputs.dtype)
+        return output, ConvolutionCache(set_layer(cache.inputs, new, layer_index))
