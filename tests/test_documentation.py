@@ -57,7 +57,9 @@ WITH_EXAMPLES = {
     "functional.window_mask",
     "generate",
     "load_pretrained",
+    "zoo.choices",
     "zoo.get",
+    "zoo.mixtures",
     "zoo.names",
     "zoo.survey",
 }

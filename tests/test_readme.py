@@ -111,12 +111,15 @@ def test_the_picture_has_every_floor():
 
 def test_the_survey_is_that_of_the_zoo():
     assert printing.survey_markdown() in GUIDES["models"]
+    assert printing.mixture_markdown() in GUIDES["models"]
 
 
 def test_numbers_of_models_are_counted():
-    counts = re.findall(r"38 rows .*?, and (\d+) presets", PAGES, re.S)
-    assert len(zoo.survey()) == 38 and {int(x) for x in counts} == {len(zoo.names())}
-    assert len(counts) == 2
+    counts = re.findall(
+        r"(\d+) rows of the survey.*?(\d+)\s+mixtures.*?, and (\d+)\s+presets", PAGES, re.S
+    )
+    numbers = tuple(str(len(x)) for x in (zoo.survey(), zoo.mixtures(), zoo.names()))
+    assert counts == [numbers, numbers]
     references = list((ROOT / "tests" / "interop" / "golden").glob("*.npz"))
     assert f"the logits of {len(references)} small references" in GUIDES["speed"]
     looked_at = list((ROOT / "tests" / "inspect" / "golden").glob("*.npz"))

@@ -1,6 +1,6 @@
-"""Command line: print the survey, one preset, or the names of all presets.
+"""Command line: print the lecture's tables, a preset, the names of all, or who chose what.
 
-python -m jaxformer.zoo [NAME | --list | --markdown]
+python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS]
 """
 
 import argparse
@@ -8,7 +8,7 @@ import argparse
 from jaxformer import costs
 from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
 from jaxformer.errors import readable_errors
-from jaxformer.zoo import get, printing, survey
+from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row, to_python_source
 
 MAX_LENGTH = 4096
@@ -20,27 +20,32 @@ def main() -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
     one.add_argument("--list", action="store_true", help="name all presets")
-    one.add_argument("--markdown", action="store_true", help="the survey, for a README")
+    one.add_argument("--markdown", action="store_true", help="the tables, for a README")
+    axis_help = f"list which models made which choice: {', '.join(AXES)}"
+    one.add_argument("--axis", help=axis_help)
     arguments = parser.parse_args()
     with readable_errors():
         if arguments.list:
             print(printing.preset_listing())
         elif arguments.markdown:
-            print(printing.survey_markdown())
+            print(f"{printing.survey_markdown()}\n\n{printing.mixture_markdown()}")
+        elif arguments.axis is not None:
+            print(printing.axis_listing(arguments.axis))
         elif arguments.name is None:
-            print(printing.survey_table())
+            print(f"{printing.survey_table()}\n\n{printing.mixture_table()}")
         else:
             print(describe_preset(arguments.name))
 
 
 def describe_preset(name: str) -> str:
-    """Describe one preset: configuration, costs, and its survey row.
+    """Describe one preset: configuration, costs, and its rows of the tables.
 
     Raises:
         ValueError: There is no such preset.
     """
     config = get(name)
-    rows = [row for row in survey() if name in row.presets]
+    tables: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
+    rows = [row for row in tables if name in row.presets]
     parts = [
         f"{name}\n{'=' * len(name)}",
         to_python_source(config),

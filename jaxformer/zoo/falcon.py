@@ -54,3 +54,4 @@ PRESETS = {
         tied=False,
     ),
 }
+YEARS = {"falcon-7b": 2023, "falcon-40b": 2023}

@@ -103,3 +103,4 @@ PRESETS = {
     "gpt-neo-1.3b": gpt_neo(model_dim=2048, num_layers=24, num_heads=16),
     "gpt-neo-2.7b": gpt_neo(model_dim=2560, num_layers=32, num_heads=20),
 }
+YEARS = {"gpt-neo-1.3b": 2021, "gpt-neo-2.7b": 2021}

@@ -50,3 +50,4 @@ PRESETS = {
     "gpt-oss-20b": gpt_oss(num_layers=24, num_experts=32),
     "gpt-oss-120b": gpt_oss(num_layers=36, num_experts=128),
 }
+YEARS = dict.fromkeys(PRESETS, 2025)

@@ -1,4 +1,4 @@
-"""LLaMA, Llama 2 and Llama 3, and other models of the same architecture.
+"""LLaMA, Llama 2 and Llama 3, and other models of the same architecture, such as Marin.
 
 RoPE pairs the halves of a head, as in checkpoints of the transformers library; Meta's checkpoints
 pair neighbours, with queries and keys permuted accordingly.
@@ -101,6 +101,7 @@ PRESETS = {
     "llama-3-70b": llama_3(small=False),
     "llama-3.1-8b": llama_3(small=True, scaling=LLAMA_3_1_SCALING),
     "llama-3.1-70b": llama_3(small=False, scaling=LLAMA_3_1_SCALING),
+    "marin-8b": llama_3(small=True, scaling=LLAMA_3_1_SCALING),
     "deepseek-67b": llama(
         vocab_size=102_400,
         model_dim=8192,

@@ -1,12 +1,24 @@
-"""OLMo (LayerNorm without parameters) and OLMo 2 (norms after the branches, QK-norm).
+"""OLMo (LayerNorm without parameters) to OLMo 3 (norms after the branches, QK-norm), and OLMoE.
 
 Vocabularies are padded from 50,280 to 50,304 ids (OLMo) and from 100,278 to 100,352 (OLMo 2).
 """
 
 from dataclasses import replace
 
-from jaxformer.config import LayerNorm, QKNorm, RMSNorm, TransformerConfig
+from jaxformer.config import (
+    GLU,
+    LayerNorm,
+    MoE,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    TransformerConfig,
+    Yarn,
+)
 from jaxformer.zoo.llama import llama
+
+OLMO_3_SCALING = Yarn(factor=8.0, original_max_length=8192, attention_factor=1.2079441541679836)
 
 
 def olmo(
@@ -52,9 +64,56 @@ def olmo_2(
     )
 
 
+def olmo_3(
+    *, model_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden_dim: int
+) -> TransformerConfig:
+    """OLMo 2 with a window in three of four layers; the fourth sees all and has YaRN.
+
+    References:
+        OLMo team, Olmo 3, 2025. arXiv:2512.13961, section 3
+    """
+    body = olmo_2(
+        model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim
+    )
+    local, all_tokens = Rope(base=500_000.0), Rope(base=500_000.0, scaling=OLMO_3_SCALING)
+    attention = replace(
+        body.multi_head,
+        num_kv_heads=num_kv_heads,
+        positions=(local, local, local, all_tokens),
+        windows=(4096, 4096, 4096, None),
+    )
+    return replace(body, vocab_size=100_278, attention=attention)
+
+
+def olmoe() -> TransformerConfig:
+    """OLMoE 1B-7B: pre-norm, QK-norm over the full width; weights of experts are not renormalised.
+
+    References:
+        Muennighoff et al., OLMoE: Open Mixture-of-Experts Language Models, 2024. arXiv:2409.02060,
+        section 2
+    """
+    body = llama(
+        vocab_size=50_304, model_dim=2048, num_layers=16, num_heads=16, hidden_dim=1024, eps=1e-5
+    )
+    qk_norm = QKNorm(norm=RMSNorm(eps=1e-5), over="width")
+    experts = MoE(
+        expert=GLU(hidden_dim=1024), num_experts=64, top_k=8, router=Router(renormalise=False)
+    )
+    return replace(
+        body, attention=replace(body.multi_head, qk_norm=qk_norm), feed_forward=(experts,)
+    )
+
+
 PRESETS = {
     "olmo-1b": olmo(model_dim=2048, num_layers=16, num_heads=16, hidden_dim=8192, tied=True),
     "olmo-7b": olmo(model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008),
     "olmo-2-7b": olmo_2(model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008),
     "olmo-2-13b": olmo_2(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_824),
+    "olmo-3-7b": olmo_3(
+        model_dim=4096, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=11_008
+    ),
+    "olmo-3-32b": olmo_3(
+        model_dim=5120, num_layers=64, num_heads=40, num_kv_heads=8, hidden_dim=27_648
+    ),
+    "olmoe-1b-7b": olmoe(),
 }

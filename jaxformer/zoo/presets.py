@@ -6,30 +6,46 @@ from types import MappingProxyType
 
 from jaxformer.config import TransformerConfig
 from jaxformer.zoo import (
+    arcee,
+    baichuan,
     bloom,
     cohere,
+    dbrx,
+    deepseek,
     eleuther,
+    ernie,
+    exaone,
     falcon,
     gemma,
+    glm,
     gopher,
     gpt,
     gpt_oss,
+    grok,
+    hunyuan,
     lamda,
     llama,
+    minimax,
     mistral,
+    nanochat,
     nemotron,
     olmo,
     opt,
     palm,
     phi,
     qwen,
+    seed,
+    smollm,
+    stablelm,
     t5,
     transformer_2017,
 )
 
 FAMILIES = (
     *(transformer_2017, gpt, t5, eleuther, lamda, gopher, bloom, opt, palm),
-    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere, gpt_oss),
+    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
+    *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
+    *(minimax, nanochat, hunyuan, gpt_oss),
 )
 PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

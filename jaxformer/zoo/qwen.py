@@ -6,7 +6,18 @@ Beyond its training length the first Qwen also scales RoPE and queries, which is
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, LMHead, MoE, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
+from jaxformer.config import (
+    GLU,
+    LMHead,
+    MoE,
+    MultiHead,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    SharedExpert,
+    TransformerConfig,
+)
 from jaxformer.zoo.llama import llama
 from jaxformer.zoo.projection_biases import QKV
 
@@ -46,6 +57,23 @@ def qwen_72b(*, eps: float) -> TransformerConfig:
     return qwen(
         model_dim=8192, num_layers=80, num_heads=64, num_kv_heads=8, hidden_dim=29_568, eps=eps
     )
+
+
+def qwen_1_5_moe() -> TransformerConfig:
+    """60 small experts, of which each token meets 4, and one of four times their width with a gate.
+
+    References:
+        Qwen team, Qwen1.5-MoE: Matching 7B Model Performance with 1/3 Activated Parameters, 2024
+    """
+    body = qwen(model_dim=2048, num_layers=24, num_heads=16, hidden_dim=1408)
+    experts = MoE(
+        expert=GLU(hidden_dim=1408),
+        num_experts=60,
+        top_k=4,
+        router=Router(renormalise=False),
+        shared=SharedExpert(expert=GLU(hidden_dim=5632), gated=True),
+    )
+    return replace(body, vocab_size=151_936, feed_forward=(experts,))
 
 
 def qwen_3(
@@ -93,6 +121,7 @@ def qwen_3_moe(
 
 PRESETS = {
     "qwen-14b": qwen(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696, base=10_000.0),
+    "qwen-1.5-moe-a2.7b": qwen_1_5_moe(),
     "qwen-2-7b": qwen(
         model_dim=3584, num_layers=28, num_heads=28, num_kv_heads=4, hidden_dim=18_944
     ),

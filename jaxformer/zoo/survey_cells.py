@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxformer.checks import require
 from jaxformer.config import (
     GLU,
     MLP,
@@ -27,11 +28,13 @@ from jaxformer.config import (
 )
 from jaxformer.config.topology import Topology
 
-PositionCell = Literal[
-    "Sine", "Absolute", "Relative", "RoPE", "Alibi", "Hybrid (RoPE+NoPE)", "none", "mixed"
-]
+PositionCell = (
+    Literal["Sine", "Absolute", "Relative", "RoPE", "Alibi", "Hybrid (RoPE+NoPE)", "none", "mixed"]
+    | Literal["Hybrid (SWA+Full)", "Hybrid (Conv+Full)"]
+)
 ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU"]
-TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm"]
+TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm", "p-Rope"]
+WITHOUT_OPTION = ("Hybrid (Conv+Full)", "p-Rope")  # cells that no configuration has
 
 MLP_ACTIVATION_CELLS: dict[str, ActivationCell] = {
     "relu": "ReLU",
@@ -75,8 +78,14 @@ BLANK_DEFAULTS = SurveyCells(
 )
 
 
-def cells_from_config(config: TransformerConfig) -> SurveyCells:
-    """Return the cells that describe a configuration (z-loss is not part of one)."""
+def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> SurveyCells:
+    """Return the cells that describe a configuration (z-loss is not part of one).
+
+    Args:
+        config: The configuration.
+        edition: Edition of the lecture. That of 2026 calls RoPE in layers with and without a
+            window "Hybrid (SWA+Full)".
+    """
     tricks: list[TrickCell] = []
     if config.multi_head.qk_norm is not None:
         tricks.append("QK-norm")
@@ -88,8 +97,8 @@ def cells_from_config(config: TransformerConfig) -> SurveyCells:
         norm="LayerNorm" if isinstance(config.norm, LayerNorm) else "RMSNorm",
         block="Serial" if config.block == "serial" else "Parallel",
         pre_norm=config.norm_placement in ("pre", "sandwich"),
-        position=_position(config),
-        activation=_activation(config.feed_forward[0]),
+        position=_position(config, names_windows=edition >= 2026),
+        activation=activation_cell(config.feed_forward[0]),
         tricks=tuple(tricks),
     )
 
@@ -111,13 +120,19 @@ def config_from_cells(
     an untied LM head. "Parallel" has a norm for each branch, as in the lecture's formula. Without
     pre-norm a norm follows each residual sum, as in 2017, and there is no final norm. "Logit soft
     capping" caps scores at 50 and logits at 30, as in Gemma 2. There are 64 learned positions.
+    "Hybrid (SWA+Full)" has a window of 16 tokens in three of four layers.
 
     Args:
         listed: The cells; `BLANK_DEFAULTS` replaces blank ones.
         relative_positions: Position option for "Relative".
         topology: Decoder, encoder, or both.
+
+    Raises:
+        ValueError: There is no option for a cell.
     """
     filled = fill_blank_cells(listed)
+    for cell in (filled.position, *filled.tricks):
+        require(cell not in WITHOUT_OPTION, f"There is no option for the survey's cell {cell!r}.")
     heads, head_dim = 4, 16
     norm = LayerNorm() if filled.norm == "LayerNorm" else RMSNorm()
     has_softcap = "Logit soft capping" in filled.tricks
@@ -127,7 +142,9 @@ def config_from_cells(
         "RoPE": (Rope(),),
         "Alibi": (Alibi(),),
         "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
+        "Hybrid (SWA+Full)": (Rope(),),
     }.get(filled.position or "", (None,))
+    windows = (16, 16, 16, None) if filled.position == "Hybrid (SWA+Full)" else (None,)
     embedding_positions: dict[str | None, Sinusoid | Learned] = {
         "Sine": Sinusoid(),
         "Absolute": Learned(max_length=64),
@@ -135,12 +152,13 @@ def config_from_cells(
     return TransformerConfig(
         vocab_size=128,
         model_dim=heads * head_dim,
-        num_layers=max(2, len(positions)),
+        num_layers=max(2, len(positions), len(windows)),
         attention=MultiHead(
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=head_dim,
             positions=positions,
+            windows=windows,
             qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
             logit_softcap=50.0 if has_softcap else None,
         ),
@@ -155,7 +173,7 @@ def config_from_cells(
     )
 
 
-def _position(config: TransformerConfig) -> PositionCell:
+def _position(config: TransformerConfig, *, names_windows: bool) -> PositionCell:
     match config.embedding.positions:
         case Sinusoid():
             return "Sine"
@@ -169,17 +187,20 @@ def _position(config: TransformerConfig) -> PositionCell:
         frozenset({TransformerXL}): "Relative",
         frozenset({type(None)}): "none",
     }
-    return names.get(_types(config.multi_head.positions), "mixed")
+    cell = names.get(_types(config.attention.positions), "mixed")
+    mixes_windows = len({window is None for window in config.attention.windows}) > 1
+    return "Hybrid (SWA+Full)" if names_windows and mixes_windows and cell == "RoPE" else cell
 
 
 def _types(choices: Iterable[object]) -> frozenset[type]:
     return frozenset(map(type, choices))
 
 
-def _activation(feed_forward: FeedForward) -> ActivationCell | None:
+def activation_cell(feed_forward: FeedForward) -> ActivationCell | None:
+    """Return the cell of a feed-forward network, or of its experts; None if the survey has none."""
     match feed_forward:
         case MoE(expert=expert):
-            return _activation(expert)
+            return activation_cell(expert)
         case ClampedGEGLU():
             return "Clamped GeGLU"
         case GLU(activation=activation):

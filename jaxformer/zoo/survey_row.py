@@ -13,12 +13,15 @@ class SurveyRow:
     """One model: as listed, as released, and why the two differ.
 
     Attributes:
-        number: Row number in the table, 1 to 38.
+        number: Row number: 1 to 38 in the edition of 2025, and from 39 on what 2026 adds.
         name: Name as listed.
         year: Year as listed.
+        edition: First edition of the lecture that lists the model.
         listed: Cells as listed; None is a blank cell.
         release_notes: Description of the release, including properties without a column.
-        preset: Name of the preset at the listed size; None if the architecture is not published.
+        preset: Name of the preset at the listed size; None if the architecture is not published, or
+            if the library lacks something.
+        missing: What the library lacks to build the release.
         other_presets: Other presets of the family.
         differences: Differences from the listed cells and their reasons, a sentence each; a blank
             cell that is published counts as a difference.
@@ -34,9 +37,11 @@ class SurveyRow:
     number: int
     name: str
     year: int
+    edition: int = 2025
     listed: SurveyCells
     release_notes: str
     preset: str | None = None
+    missing: str | None = None
     other_presets: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -55,7 +60,7 @@ class SurveyRow:
         """Cells of the preset; None without a preset."""
         if self.preset is None:
             return None
-        released_cells = cells_from_config(get(self.preset))
+        released_cells = cells_from_config(get(self.preset), edition=self.edition)
         return (
             replace(released_cells, tricks=("Z-loss", *released_cells.tricks))
             if self.z_loss
@@ -74,6 +79,9 @@ class SurveyRow:
         Anthropic LM are blank. Z-loss is not part of the model: train with
         `Objective(z_loss=row.z_loss)`. `survey_cells.config_from_cells` describes the properties
         without a column.
+
+        Raises:
+            ValueError: There is no option for a cell: rows 43 and 44.
         """
         return config_from_cells(
             self.listed, relative_positions=self.relative_positions, topology=self.topology

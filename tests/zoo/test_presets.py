@@ -1,5 +1,7 @@
 """Every preset has the size that was published for it."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxformer import config as c
@@ -93,7 +95,30 @@ EXACT = {
     "command-r": 34_980_831_232,
     "command-r-plus": 103_810_674_688,
     "command-a": 111_057_580_032,
+    "marin-8b": 8_030_261_248,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176,
+    "olmoe-1b-7b": 6_919_161_856,
+    "qwen-1.5-moe-a2.7b": 14_315_784_192,
+    "baichuan-2-7b": 7_505_973_248,
+    "deepseek-moe-16b": 16_375_728_128,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_419_200,  # without the layer that predicts a second token
+    "stablelm-2-1.6b": 1_644_515_328,
+    "stablelm-2-12b": 12_143_185_920,
+    "glm-4-9b": 9_400_279_040,
+    "ernie-4.5-0.3b": 360_748_032,
+    "smollm3-3b": 3_075_098_624,
+    "exaone-4-32b": 32_003_216_384,
+    "seed-oss-36b": 36_151_104_512,
+    "minimax-m2": 228_689_764_864,
+    "nanochat-d32": 1_879_048_192,
+    "hunyuan-3": 295_033_543_488,
 }
+# Elements of files that hold, besides, the layer that predicts a second token, with tables of its
+# own.
+WITH_SECOND_TOKEN = {"glm-4.5-air": 110_468_824_832, "glm-4.5": 358_337_791_296}
 # What papers and model cards round to, in billions, and by how much the truth may be away.
 ROUNDED = {
     # Table 3: 65 and 213 million. No one vocabulary gives both; the paper's "about 37000" gives
@@ -112,11 +137,35 @@ ROUNDED = {
     "falcon-2-11b": (11.1, 0.05),  # model page
     "gpt-oss-20b": (20.91, 0.005),  # model card, table 1
     "gpt-oss-120b": (116.83, 0.005),
+    "baichuan-2-13b": (13.9, 0.05),  # model page
+    "dbrx": (132, 0.5),  # announcement
+    "arcee-4.5b": (4.6, 0.05),  # model page
 }
 # Without tables of tokens and head.
 NON_EMBEDDING = {
     "lamda-137b": (137, 0.5),  # table 27 of the paper counts these
     "nemotron-4-340b": (331.6, 0.05),  # table 1: 331.6 and 9.4 billion
+    "grok-1": (314, 1),  # announcement, cut
+}
+# Parameters that one token meets: billions as published, by how much the truth may be away, and how
+# many of the tables of tokens and head the publisher leaves out.
+ACTIVE = {
+    "mixtral-8x7b": (13, 0.5, 0),  # section 2
+    "qwen-1.5-moe-a2.7b": (2.7, 0.05, 0),  # its name
+    "qwen-3-30b-a3b": (3.3, 0.1, 0),  # model page, cut
+    "qwen-3-235b-a22b": (22, 0.5, 0),
+    "olmoe-1b-7b": (1.3, 0.05, 0),  # table 1
+    "dbrx": (36, 0.5, 0),  # announcement
+    "deepseek-moe-16b": (2.8, 0.05, 0),  # table 3
+    "deepseek-v2-lite": (2.4, 0.1, 1),  # appendix B, cut
+    "deepseek-v2": (21, 0.5, 0),  # abstract
+    "deepseek-v3": (37, 1, 0),  # abstract, cut
+    "glm-4.5-air": (12, 0.5, 2),  # table 1
+    "glm-4.5": (32, 0.5, 2),
+    "minimax-m2": (10, 0.5, 1),  # model page
+    "hunyuan-3": (21, 0.5, 0),  # model page
+    "gpt-oss-20b": (3.61, 0.005, 1),  # model card, table 1
+    "gpt-oss-120b": (5.13, 0.005, 1),
 }
 
 
@@ -124,6 +173,7 @@ OFTEN = {
     *("llama-2-70b", "gemma-3-27b", "t5-11b", "falcon-40b", "gpt-3-175b", "bloom-176b"),
     *("mixtral-8x7b", "opt-350m", "command-a", "phi-3-small", "transformer-big"),
     *("nemotron-4-340b", "gopher-280b", "lamda-137b", "palm-540b"),
+    *("deepseek-v3", "glm-4.5", "olmo-3-32b", "stablelm-2-12b"),
 }
 
 
@@ -142,20 +192,32 @@ def test_published_parameter_counts(name):
     elif name in ROUNDED:
         published, within = ROUNDED[name]
         assert total / 1e9 == pytest.approx(published, rel=0, abs=within)
+    elif name in WITH_SECOND_TOKEN:
+        D, V = config.model_dim, config.vocab_size
+        layer = costs.num_parameters(replace(config, num_layers=config.num_layers + 1)) - total
+        second_token = (
+            layer + 2 * D * D + 3 * D + 2 * D * V
+        )  # a product of two vectors, three norms
+        assert total + second_token == WITH_SECOND_TOKEN[name]
     else:
         published, within = NON_EMBEDDING[name]
         tables = (1 if config.head.tied else 2) * config.vocab_size * config.model_dim
         assert (total - tables) / 1e9 == pytest.approx(published, rel=0, abs=within)
 
 
-def test_parameters_that_a_token_meets():
-    """Of the 47B of Mixtral's paper 13B; table 1 of gpt-oss does not count the token embedding."""
+@pytest.mark.parametrize("name", ACTIVE)
+def test_published_active_parameters(name):
+    config = zoo.get(name)
+    published, within, left_out = ACTIVE[name]
+    active = costs.num_active_parameters(config) - left_out * config.vocab_size * config.model_dim
+    assert active / 1e9 == pytest.approx(published, rel=0, abs=within)
+
+
+def test_a_model_without_experts_uses_all_parameters():
     assert costs.num_active_parameters(zoo.get("mixtral-8x7b")) == 12_879_925_248
     assert costs.num_active_parameters(zoo.get("mistral-7b")) == EXACT["mistral-7b"]
-    for name, published in {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}.items():
-        config = zoo.get(name)
-        active = costs.num_active_parameters(config) - config.vocab_size * config.model_dim
-        assert active / 1e9 == pytest.approx(published, rel=0, abs=0.005)
+    mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
+    assert mixtures == {*ACTIVE, "grok-1"}  # of whose weights "25%" are active
 
 
 @pytest.mark.parametrize(
@@ -202,6 +264,14 @@ def test_what_only_some_models_have():
         zoo.get("opt-350m").norm_placement == "post" and zoo.get("opt-175b").norm_placement == "pre"
     )
     rotated = {n: zoo.get(n).attention for n in ("gpt-j-6b", "gpt-neox-20b", "nemotron-4-340b")}
+    olmo, exaone = zoo.get("olmo-3-7b"), zoo.get("exaone-4-32b")
+    assert [olmo.layer(i).window for i in range(5)] == [4096, 4096, 4096, None, 4096]
+    assert [olmo.layer(i).rope.scaling is None for i in range(5)] == [1, 1, 1, 0, 1]
+    assert [exaone.layer(i).rope is None for i in range(5)] == [0, 0, 0, 1, 0]
+    assert zoo.get("baichuan-2-13b").attention.positions == (c.Alibi(),)
+    assert zoo.get("marin-8b") == zoo.get("llama-3.1-8b")
+    deepseek = zoo.get("deepseek-v3")
+    assert [deepseek.layer(i).feed_forward.is_moe for i in range(5)] == [0, 0, 0, 1, 1]
     assert {n: a.positions[0].rotary_dim(a.head_dim) for n, a in rotated.items()} == {
         "gpt-j-6b": 64,
         "gpt-neox-20b": 24,

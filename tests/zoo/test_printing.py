@@ -29,9 +29,10 @@ def test_table(monkeypatch, capsys):
     lines = out.splitlines()
     assert max(map(len, lines)) <= printing.WIDTH
     numbered = [line for line in lines[2 : lines.index("")] if line[:3].strip().isdigit()]
-    assert [int(line[:3]) for line in numbered] == list(range(1, 39))
+    assert [int(line[:3]) for line in numbered] == list(range(1, 46))
     for row, line in zip(zoo.survey(), numbered, strict=True):
-        assert (row.preset or "unpublished") in line.split()
+        preset = row.preset or ("unsupported" if row.missing else "not published")
+        assert f" {preset} " in f"{line} "
         differs = line[110:]
         assert ("yes" in differs) == bool(row.differences)
         assert ("*" in differs) == bool(row.assumptions)
@@ -43,9 +44,26 @@ def test_table(monkeypatch, capsys):
     assert lines[at + 1].strip() == "tricks: Z-loss, QK-norm" and lines[at + 2].startswith("23")
     at = next(i for i, line in enumerate(lines) if line.startswith("35 Mixtral"))
     assert lines[at + 1].split() == ["released:", "RMSNorm", "Serial", "yes", "RoPE", "SwiGLU"]
+    at = next(i for i, line in enumerate(lines) if line.startswith("43 LFM"))
+    assert lines[at + 2].strip() == "missing:  a short convolution in place of attention"
     closing = " ".join(lines[lines.index("") :])
-    assert "38 rows as the lecture lists them, 36 with a preset" in closing
+    assert "45 rows as the lecture lists them, the last 7 since 2026, 40 with a preset" in closing
     assert "A star: something about the model is assumed" in closing
+
+
+def test_mixtures(monkeypatch, capsys):
+    """The released cells, with the lecture's in brackets where they differ."""
+    lines = run(monkeypatch, capsys).splitlines()
+    at = lines.index(printing.mixture_table().splitlines()[0])
+    rows = [line.split() for line in lines[at + 1 : at + 13]]
+    assert rows[6] == "DeepSeek v1 2024 64 6 2 11/64 (1/4) deepseek-moe-16b".split()
+    assert rows[8] == "DeepSeek v3 2024 256 8 1 1/14 deepseek-v3".split()
+    assert rows[10] == "MiniMax 2025 32 2 0 ~1/4 unsupported".split()
+    out = run(monkeypatch, capsys, "--markdown")
+    assert "| Grok | 2024 | 8 | 2 | 0 | 4/3 | `grok-1` |" in out.splitlines()
+    assert out.splitlines()[-1].endswith("| 1/2 | unsupported |")
+    out = run(monkeypatch, capsys, "deepseek-v3")
+    assert "Row 9 of the mixtures of experts: DeepSeek v3, 2024" in out
 
 
 def test_what_nobody_published_is_not_called_released(monkeypatch, capsys):

@@ -33,7 +33,9 @@ def design(choice):
 
 
 EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
-EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
+EVERY |= {
+    f"row-{row.number}": row.as_listed() for row in zoo.survey() if row.number not in (43, 44)
+}
 
 
 def firsts(kind):
@@ -46,7 +48,7 @@ DESIGNS = firsts(design)
 
 def prepare(config):
     """One whole pattern of layers, since more only take longer; its parameters and its source."""
-    config = replace(config, num_layers=config.pattern_length)
+    config = replace(config, num_layers=len(config.first_layers) + config.pattern_length)
     reads = isinstance(config.topology, c.EncoderDecoder)
     source = {"source": SOURCE} if reads else {}
     return config, random_params(config), source

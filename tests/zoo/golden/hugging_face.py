@@ -30,6 +30,17 @@ GEMMA_3 = {
 }
 
 
+def yarn(factor, original_length, base=1e4, **more):
+    fields = {"factor": factor, "original_max_position_embeddings": original_length}
+    return {"rope_type": "yarn", "rope_theta": base, **fields, **more}
+
+
+OLMO_3 = {
+    "full_attention": yarn(8.0, 8192, 5e5, attention_factor=1.2079441541679836),
+    "sliding_attention": rope(5e5),
+}
+
+
 def size(width, layers, heads, kv_heads=None, hidden=None):
     fields = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     fields |= {} if kv_heads is None else {"num_key_value_heads": kv_heads}
@@ -129,6 +140,111 @@ CONFIGS = {
     "command-a": t.Cohere2Config(
         **size(12_288, 64, 96, 8, 36_864), logit_scale=0.25, rope_parameters=rope(5e4)
     ),
+    "olmo-3-7b": t.Olmo3Config(
+        **size(4096, 32, 32, 32, 11_008),
+        vocab_size=100_278,
+        max_position_embeddings=65_536,
+        rms_norm_eps=1e-6,
+        rope_parameters=OLMO_3,
+    ),
+    "olmo-3-32b": t.Olmo3Config(
+        **size(5120, 64, 40, 8, 27_648),
+        vocab_size=100_278,
+        max_position_embeddings=65_536,
+        rms_norm_eps=1e-6,
+        rope_parameters=OLMO_3,
+    ),
+    "olmoe-1b-7b": t.OlmoeConfig(intermediate_size=1024, rms_norm_eps=1e-5),
+    "qwen-1.5-moe-a2.7b": t.Qwen2MoeConfig(rope_parameters=rope(1e6)),
+    "deepseek-v2-lite": t.DeepseekV2Config(
+        **size(2048, 27, 16, 16, 10_944),
+        vocab_size=102_400,
+        q_lora_rank=None,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.0,
+        max_position_embeddings=163_840,
+        rope_parameters=yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek-v2": t.DeepseekV2Config(
+        **size(5120, 60, 128, 128, 12_288),
+        vocab_size=102_400,
+        moe_intermediate_size=1536,
+        n_routed_experts=160,
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+        routed_scaling_factor=16.0,
+        topk_method="group_limited_greedy",
+        n_group=8,
+        topk_group=3,
+        max_position_embeddings=163_840,
+        rope_parameters=yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek-v3": t.DeepseekV3Config(
+        max_position_embeddings=163_840,
+        rope_parameters=yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "dbrx": t.DbrxConfig(
+        d_model=6144,
+        n_heads=48,
+        n_layers=40,
+        vocab_size=100_352,
+        max_seq_len=32_768,
+        attn_config={"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 5e5},
+        ffn_config={
+            "hidden_size": 6144,
+            "ffn_hidden_size": 10_752,
+            "moe_num_experts": 16,
+            "moe_top_k": 4,
+        },
+        rope_parameters=rope(5e5),
+    ),
+    "stablelm-2-1.6b": t.StableLmConfig(
+        **size(2048, 24, 32, 32, 5632), vocab_size=100_352, use_qkv_bias=True
+    ),
+    "stablelm-2-12b": t.StableLmConfig(
+        **size(5120, 40, 32, 8, 13_824),
+        vocab_size=100_352,
+        use_parallel_residual=True,
+        qk_layernorm=True,
+    ),
+    "glm-4-9b": t.Glm4Config(
+        **size(4096, 40, 32, 2, 13_696), attention_bias=True, rms_norm_eps=1e-5
+    ),
+    "glm-4.5-air": t.Glm4MoeConfig(
+        attention_bias=True, head_dim=128, rope_parameters=rope(1e6, partial_rotary_factor=0.5)
+    ),
+    "glm-4.5": t.Glm4MoeConfig(
+        **size(5120, 92, 96, 8, 12_288),
+        attention_bias=True,
+        head_dim=128,
+        use_qk_norm=True,
+        first_k_dense_replace=3,
+        n_routed_experts=160,
+        moe_intermediate_size=1536,
+        routed_scaling_factor=2.5,
+        rope_parameters=rope(1e6, partial_rotary_factor=0.5),
+    ),
+    "ernie-4.5-0.3b": t.Ernie4_5Config(),
+    "smollm3-3b": t.SmolLM3Config(max_position_embeddings=65_536, rope_parameters=rope(5e6)),
+    "exaone-4-32b": t.Exaone4Config(
+        **size(5120, 64, 40, 8, 27_392),
+        max_position_embeddings=131_072,
+        rope_parameters={**LLAMA_3_1, "factor": 16.0, "rope_theta": 1e6},
+    ),
+    "arcee-4.5b": t.ArceeConfig(
+        **size(2560, 36, 20, 4, 18_432),
+        vocab_size=128_004,
+        max_position_embeddings=65_536,
+        rope_parameters=yarn(20.0, 4096),
+    ),
+    "seed-oss-36b": t.SeedOssConfig(hidden_size=5120, rope_parameters=rope(1e7)),
+    "minimax-m2": t.MiniMaxM2Config(rope_parameters=rope(5e6, partial_rotary_factor=0.5)),
+    "nanochat-d32": t.NanoChatConfig(
+        **size(2048, 32, 16, 16, 8192), vocab_size=65_536, rope_parameters=rope(1e4)
+    ),
+    "hunyuan-3": t.HYV3Config(),
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,218 @@
+"""Axes of the design, and which model made which choice."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from jaxformer.checks import require
+from jaxformer.config import (
+    Alibi,
+    Latent,
+    LayerNorm,
+    Learned,
+    MoE,
+    MultiHead,
+    Rope,
+    Sinusoid,
+    T5Bias,
+    TransformerConfig,
+    TransformerXL,
+)
+from jaxformer.zoo.mixtures import MixtureRow, mixture_cells, mixtures
+from jaxformer.zoo.presets import FAMILIES, get, names
+from jaxformer.zoo.survey import survey
+from jaxformer.zoo.survey_cells import activation_cell
+from jaxformer.zoo.survey_row import SurveyRow
+
+POSITION_NAMES: Mapping[type, str] = {
+    Sinusoid: "sinusoids",
+    Learned: "learned",
+    Rope: "RoPE",
+    Alibi: "ALiBi",
+    T5Bias: "T5 bias",
+    TransformerXL: "Transformer-XL",
+    type(None): "none",
+}
+PLACEMENT_NAMES = {
+    "pre": "pre-norm",
+    "post": "post-norm",
+    "sandwich": "sandwich norm",
+    "res_post": "norm of a branch's output",
+}
+BLOCK_NAMES = {
+    "serial": "serial",
+    "parallel": "parallel",
+    "parallel_shared_norm": "parallel, under one norm",
+}
+QK_NORM_NAMES = {
+    "width": "all heads together",
+    "head": "each head",
+    "each_head": "each head, its own scale",
+}
+
+
+YEARS = {name: year for family in FAMILIES for name, year in getattr(family, "YEARS", {}).items()}
+
+
+class Model(NamedTuple):
+    """A model that made a choice.
+
+    Attributes:
+        name: Name of the row at whose size the lecture lists the model, or of a preset.
+        year: Year as listed; of a preset, that of the release.
+        config: Configuration of the preset.
+    """
+
+    name: str
+    year: int
+    config: TransformerConfig
+
+
+def choices(axis: str) -> dict[str, tuple[Model, ...]]:
+    """Return which models made which choice of an axis.
+
+    They are the rows of the lecture's tables, the other presets of a row that choose otherwise, and
+    the presets in no row. Models without the axis, such as those without experts for "router", are
+    left out.
+
+    Args:
+        axis: A name in `AXES`, such as "norm".
+
+    Returns:
+        The models of each choice, by year; the choices in order of their first model.
+
+    Raises:
+        ValueError: There is no such axis; the message lists them.
+
+    Example:
+        >>> from jaxformer import zoo
+        >>> [model.name for model in zoo.choices("position")["sinusoids"]]
+        ['Original transformer']
+    """
+    require(axis in AXES, f"There is no axis {axis!r}. Axes: {', '.join(AXES)}.")
+    choose = AXES[axis]
+    models_by_choice: dict[str, tuple[Model, ...]] = {}
+    for model in sorted(_models(choose), key=lambda model: model.year):
+        choice = choose(model.config)
+        if choice is not None:
+            models_by_choice[choice] = (*models_by_choice.get(choice, ()), model)
+    return models_by_choice
+
+
+def _models(choose: Callable[[TransformerConfig], str | None]) -> list[Model]:
+    rows: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
+    # By preset, so that a later row replaces an earlier one: row 5 of the survey is no model.
+    models: dict[str, Model] = {}
+    for row in rows:
+        if row.preset is not None:
+            config = get(row.preset)
+            models[row.preset] = Model(row.name, row.year, config)
+            for name in row.other_presets:
+                if choose(get(name)) != choose(config):
+                    models[name] = Model(name, YEARS.get(name, row.year), get(name))
+    in_rows = {name for row in rows for name in row.presets}
+    others = (Model(name, YEARS[name], get(name)) for name in names() if name not in in_rows)
+    return [*models.values(), *others]
+
+
+def _norm(config: TransformerConfig) -> str:
+    norm, name = config.norm, type(config.norm).__name__
+    if norm.parameters == "none":
+        return f"{name}, no parameters"
+    is_scaled_layer_norm = isinstance(norm, LayerNorm) and norm.parameters == "scale"
+    return f"{name}, no bias" if is_scaled_layer_norm else name
+
+
+def _position(config: TransformerConfig) -> str:
+    kinds: list[type] = [type(option) for option in config.attention.positions]
+    if config.embedding.positions is not None:
+        kinds = [type(config.embedding.positions), *(x for x in kinds if x is not type(None))]
+    return " and ".join(dict.fromkeys(POSITION_NAMES.get(x, x.__name__) for x in kinds))
+
+
+def _window(config: TransformerConfig) -> str:
+    windows = config.attention.windows
+    count = sum(window is not None for window in windows)
+    if count == len(windows):
+        return "in every layer"
+    return f"in {count} of {len(windows)} layers" if count else "none"
+
+
+def _attention(config: TransformerConfig) -> str:
+    attention = config.attention
+    if not isinstance(attention, MultiHead):
+        return "latent" if isinstance(attention, Latent) else type(attention).__name__
+    if attention.num_kv_heads == attention.num_heads:
+        return "multi-head"
+    return "multi-query" if attention.num_kv_heads == 1 else "grouped-query"
+
+
+def _qk_norm(config: TransformerConfig) -> str:
+    qk_norm = getattr(config.attention, "qk_norm", None)
+    return "none" if qk_norm is None else QK_NORM_NAMES[qk_norm.over]
+
+
+def _softcap(config: TransformerConfig) -> str:
+    caps = {
+        "scores": getattr(config.attention, "logit_softcap", None),
+        "logits": config.head.softcap,
+    }
+    return " and ".join(name for name, cap in caps.items() if cap is not None) or "none"
+
+
+def _attention_bias(config: TransformerConfig) -> str:
+    return ", ".join(getattr(config.attention, "biases", ())) or "none"
+
+
+def _activation(config: TransformerConfig) -> str | None:
+    return activation_cell(config.feed_forward[-1])
+
+
+def _feed_forward(config: TransformerConfig) -> str:
+    branch = config.feed_forward[-1]
+    if not isinstance(branch, MoE):
+        return "dense"
+    return "experts" if branch.shared is None else "experts, some shared"
+
+
+def _router(config: TransformerConfig) -> str | None:
+    moe = config.feed_forward[-1]
+    if not isinstance(moe, MoE):
+        return None
+    router = moe.router
+    parts = {
+        "a bias of the choice": router.selection_bias,
+        "groups": router.groups is not None,
+        "renormalised": router.renormalise,
+        "scaled": router.scale != 1,
+    }
+    return ", ".join([router.score, *(name for name, has_it in parts.items() if has_it)])
+
+
+def _experts(config: TransformerConfig) -> str | None:
+    cells = mixture_cells(config)
+    if cells is None:
+        return None
+    shared = f", {cells.shared} shared" if cells.shared else ""
+    return f"{cells.active} of {cells.routed}{shared}"
+
+
+AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType(
+    {
+        "topology": lambda config: type(config.topology).__name__,
+        "norm": _norm,
+        "norm-placement": lambda config: PLACEMENT_NAMES[config.norm_placement],
+        "block": lambda config: BLOCK_NAMES[config.block],
+        "position": _position,
+        "window": _window,
+        "attention": _attention,
+        "qk-norm": _qk_norm,
+        "softcap": _softcap,
+        "attention-bias": _attention_bias,
+        "activation": _activation,
+        "feed-forward": _feed_forward,
+        "router": _router,
+        "experts": _experts,
+        "head": lambda config: "tied" if config.head.tied else "not tied",
+    }
+)

@@ -1,0 +1,102 @@
+"""GLM 4 (sandwich norms) and GLM 4.5 (a mixture of experts); half of each head is rotated.
+
+The module that predicts a second token is left out.
+"""
+
+from jaxformer.config import GLU, MoE, MultiHead, QKNorm, RMSNorm, Rope, Router, TransformerConfig
+from jaxformer.zoo.deepseek import shared_experts, with_experts
+from jaxformer.zoo.projection_biases import QKV
+
+NORM = RMSNorm(eps=1e-5)
+VOCAB_SIZE = 151_552
+
+
+def glm_4() -> TransformerConfig:
+    """GLM 4 9B of April 2025 (0414): norms before and after each branch, neighbours rotated.
+
+    References:
+        GLM team, ChatGLM: A Family of Large Language Models from GLM-130B to GLM-4 All Tools, 2024.
+        arXiv:2406.12793, section 2
+    """
+    return TransformerConfig(
+        vocab_size=VOCAB_SIZE,
+        model_dim=4096,
+        num_layers=40,
+        attention=MultiHead(
+            num_heads=32,
+            num_kv_heads=2,
+            head_dim=128,
+            positions=(Rope(fraction=0.5, pairing="neighbours"),),
+            biases=QKV,
+        ),
+        feed_forward=(GLU(hidden_dim=13_696),),
+        norm=NORM,
+        norm_placement="sandwich",
+    )
+
+
+def glm_4_5(
+    *,
+    model_dim: int,
+    num_layers: int,
+    first_dense: int,
+    dense_dim: int,
+    num_experts: int,
+    expert_dim: int,
+    scale: float,
+    qk_norm: QKNorm | None = None,
+) -> TransformerConfig:
+    """GLM 4.5: 96 heads whatever the width, DeepSeek V3's router without groups.
+
+    References:
+        GLM-4.5 team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models, 2025.
+        arXiv:2508.06471, section 2.1 and table 1
+    """
+    moe = MoE(
+        expert=GLU(hidden_dim=expert_dim),
+        num_experts=num_experts,
+        top_k=8,
+        router=Router(score="sigmoid", selection_bias=True, scale=scale),
+        shared=shared_experts(1, hidden_dim=expert_dim),
+    )
+    body = TransformerConfig(
+        vocab_size=VOCAB_SIZE,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=96,
+            num_kv_heads=8,
+            head_dim=128,
+            positions=(Rope(base=1_000_000.0, fraction=0.5),),
+            qk_norm=qk_norm,
+            biases=QKV,
+        ),
+        feed_forward=(moe,),
+        norm=NORM,
+    )
+    return with_experts(body, moe, first_dense=first_dense, dense_dim=dense_dim)
+
+
+PRESETS = {
+    "glm-4-9b": glm_4(),
+    "glm-4.5-air": glm_4_5(
+        model_dim=4096,
+        num_layers=46,
+        first_dense=1,
+        dense_dim=10_944,
+        num_experts=128,
+        expert_dim=1408,
+        scale=1.0,
+    ),
+    "glm-4.5": glm_4_5(
+        model_dim=5120,
+        num_layers=92,
+        first_dense=3,
+        dense_dim=12_288,
+        num_experts=160,
+        expert_dim=1536,
+        scale=2.5,
+        qk_norm=QKNorm(norm=NORM, over="head"),
+    ),
+}
+YEARS = dict.fromkeys(PRESETS, 2025)

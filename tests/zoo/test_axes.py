@@ -1,0 +1,121 @@
+"""Who chose what: every axis has every model once, by what its configuration is."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from jaxformer import config as c
+from jaxformer import zoo
+from jaxformer.zoo import __main__ as command
+from jaxformer.zoo import printing
+from jaxformer.zoo.axes import YEARS
+
+LISTED = ["    2017  Original transformer", "    2018  GPT", "    2022  opt-350m"]
+EVERY_MODEL = {row.preset: row for row in (*zoo.survey(), *zoo.mixtures()) if row.preset}
+
+
+def names_of(axis):
+    """Names of the models by choice."""
+    return {
+        choice: [model.name for model in models] for choice, models in zoo.choices(axis).items()
+    }
+
+
+def numbers(choices):
+    return {choice: len(names) for choice, names in choices.items()}
+
+
+@pytest.mark.parametrize("axis", zoo.AXES)
+def test_every_model_makes_one_choice(axis):
+    listed = [model for models in zoo.choices(axis).values() for model in models]
+    names = [model.name for model in listed]
+    assert len(set(names)) == len(names)
+    for choice, models in zoo.choices(axis).items():
+        assert choice and [model.year for model in models] == sorted(x.year for x in models)
+        assert all(zoo.AXES[axis](model.config) == choice for model in models)
+    if axis not in ("router", "experts"):
+        assert {row.name for row in EVERY_MODEL.values()} <= set(names)
+
+
+def test_positions():
+    """In order of the first model; presets of a row that choose otherwise stand beside it."""
+    routers = names_of("position")
+    kinds = ["sinusoids", "learned", "T5 bias", "RoPE", "Transformer-XL", "ALiBi"]
+    assert list(routers) == [*kinds, "RoPE and none"]
+    assert routers["ALiBi"] == ["BLOOM (175B)", "baichuan-2-13b"]
+    assert routers["learned"] == ["GPT", "GPT2", "GPT3 (175B)", "OPT (175B)"]
+    assert routers["T5 bias"] == ["T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA"]
+    assert routers["RoPE and none"] == ["Command A", "smollm3-3b", "exaone-4-32b"]
+    assert "Baichuan 2" in routers["RoPE"] and "baichuan-2-7b" not in routers["RoPE"]
+
+
+def test_what_few_chose():
+    assert names_of("norm-placement")["post-norm"] == ["Original transformer", "GPT", "opt-350m"]
+    assert names_of("norm")["LayerNorm, no parameters"] == ["OLMo"]
+    assert names_of("norm")["RMSNorm, no parameters"] == ["nanochat-d32"]
+    assert "DBRX" in names_of("norm")["LayerNorm, no bias"]
+    assert names_of("block")["parallel"] == ["GPT-NeoX", "falcon-40b"]
+    assert names_of("attention")["latent"] == ["DeepSeek v3"]
+    assert names_of("attention")["multi-query"] == ["PaLM (540B)", "falcon-7b", "gemma-3-1b"]
+    assert names_of("window")["in 5 of 6 layers"] == ["Gemma 3"]
+    assert names_of("window")["in every layer"] == ["Mistral (7B)", "phi-3-mini", "phi-3-medium"]
+    softcaps = names_of("softcap")
+    assert softcaps.pop("none") and softcaps == {
+        "scores and logits": ["Gemma 2 (27B)"],
+        "scores": ["Grok"],
+        "logits": ["nanochat-d32"],
+    }
+    qk_norms = names_of("qk-norm")
+    assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
+    assert "command-r" in qk_norms["none"] and "Command R+" not in qk_norms["none"]
+    assert "Qwen 3 (8B)" not in names_of("attention-bias")["query, key, value"]
+    assert "arcee-4.5b" in names_of("activation")["SqReLu"]
+    assert "SmolLM2 (1.7B)" in names_of("head")["tied"]
+    assert len(names_of("topology")["EncoderDecoder"]) == 4
+
+
+def test_routers_are_of_mixtures_only():
+    routers = names_of("router")
+    assert routers["softmax, groups, scaled"] == ["deepseek-v2"]
+    assert routers["sigmoid, a bias of the choice, groups, renormalised, scaled"] == ["DeepSeek v3"]
+    assert routers["softmax, renormalised"] == [
+        *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b")
+    ]
+    mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
+    assert sum(numbers(routers).values()) == len(mixtures)
+    branches = numbers(names_of("feed-forward"))
+    assert (branches["experts"], branches["experts, some shared"]) == (9, 6)
+    assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
+
+
+def test_years():
+    """Falcon 2 is of 2024, Falcon of 2023; a preset in no row has the year of its family."""
+    years = {m.name: m.year for models in zoo.choices("attention").values() for m in models}
+    assert (years["Falcon 2 11B"], years["falcon-7b"]) == (2024, 2023)
+    assert (years["GPT3 (175B)"], years["hunyuan-3"]) == (2020, 2026)
+    in_rows = {name for row in (*zoo.survey(), *zoo.mixtures()) for name in row.presets}
+    assert set(zoo.names()) - in_rows <= set(YEARS) <= set(zoo.names())
+
+
+def test_options_that_no_preset_has():
+    llama = zoo.get("llama-2-7b")
+    fire = replace(llama, attention=replace(llama.attention, positions=(c.Fire(),)))
+    assert zoo.AXES["position"](fire) == "Fire"
+    shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)
+    assert zoo.AXES["attention"](replace(llama, attention=shared)) == "SharedKV"
+
+
+def test_listing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["zoo", "--axis", "norm-placement"])
+    command.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["post-norm: 3", *LISTED]
+    assert max(map(len, lines)) <= printing.WIDTH
+    assert "norm of a branch's output: 3" in lines
+
+
+def test_unknown_axes():
+    message = "There is no axis 'colour'. Axes: topology, norm, norm-placement, block, position, "
+    with pytest.raises(ValueError, match=message):
+        zoo.choices("colour")
