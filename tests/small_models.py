@@ -14,10 +14,12 @@ from jaxformer.config import (
     Hybrid,
     Latent,
     LMHead,
+    MoE,
     MultiHead,
     QKNorm,
     QueryScaling,
     Rope,
+    SharedExpert,
     SharedKV,
     TransformerConfig,
 )
@@ -109,6 +111,16 @@ LLAMA_VARIANTS = {
         ),
     ),
     "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
+    "shared expert": replace(
+        TINY_LLAMA,
+        feed_forward=(
+            MoE(
+                expert=GLU(hidden_dim=24),
+                num_experts=4,
+                shared=SharedExpert(expert=GLU(hidden_dim=40, bias=True), gated=True),
+            ),
+        ),
+    ),
     "decay": replace(
         TINY_LLAMA,
         attention=Decay(

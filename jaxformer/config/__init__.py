@@ -28,6 +28,7 @@ from jaxformer.config.feed_forward import MoE as MoE
 from jaxformer.config.feed_forward import NoFeedForward as NoFeedForward
 from jaxformer.config.feed_forward import Router as Router
 from jaxformer.config.feed_forward import SharedExpert as SharedExpert
+from jaxformer.config.feed_forward import SparseMixer as SparseMixer
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from jaxtyping import Array
 
@@ -201,6 +201,8 @@ class Router:
         groups: Groups of experts; None chooses from all.
         renormalise: Whether the scores of the choice are divided by their sum.
         scale: Multiplies the weights.
+        capacity: Tokens of a row that an expert accepts, in order, whatever they are; later ones
+            skip it. Each call counts anew, so steps of decoding drop none. None accepts all.
     """
 
     score: F.ExpertScore = "softmax"
@@ -209,9 +211,55 @@ class Router:
     groups: ExpertGroups | None = None
     renormalise: bool = True
     scale: float = 1.0
+    capacity: int | None = None
 
     def __post_init__(self):
         check_fields(self)
+        require_positive(self, "capacity")
+
+    def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
+        """`F.route`, and `F.drop_late_tokens`."""
+        groups = self.groups or ExpertGroups(num_groups=1, top_k=1)
+        routing = F.route(
+            logits,
+            top_k=top_k,
+            score=self.score,
+            selection_bias=selection_bias,
+            num_groups=groups.num_groups,
+            top_k_groups=groups.top_k,
+            group_score=groups.score,
+            renormalise=self.renormalise,
+            scale=self.scale,
+        )
+        if self.capacity is None:
+            return routing
+        weights = F.drop_late_tokens(*routing, num_experts=logits.shape[-1], capacity=self.capacity)
+        return routing._replace(weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMixer:
+    """Chooses one expert after another and weighs each among its rivals (Phi-3.5 MoE).
+
+    Attributes:
+        jitter: Half the relative distance to the best logit up to which an expert is a rival.
+    """
+
+    jitter: float = 0.01
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "jitter")
+
+    # What it has of the fields of `Router`.
+    score = "softmax"  # of the load-balancing loss
+    bias = selection_bias = renormalise = False
+    groups = capacity = None
+    scale = 1.0
+
+    def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
+        """`F.sparse_mixer`."""
+        return F.sparse_mixer(logits, top_k=top_k, jitter=self.jitter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,16 +267,18 @@ class SharedExpert:
     """An expert that every token meets beside the chosen ones.
 
     Attributes:
-        expert: Its network, without biases.
+        expert: Its network.
         gated: Whether its output is multiplied by the sigmoid of a projection to one feature.
+        combination: "sum" adds its output to that of the chosen experts, "average" takes the mean
+            of the two (Command A+).
     """
 
-    expert: MLP | GLU
+    expert: MLP | GLU | ClampedGEGLU
     gated: bool = False
+    combination: Literal["sum", "average"] = "sum"
 
     def __post_init__(self):
         check_fields(self)
-        require(not self.expert.bias, f"Shared experts do not support biases; got {self.expert}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,14 +289,14 @@ class MoE(FeedForward):
         expert: The network of each expert.
         num_experts: Number of experts.
         top_k: Experts per token, those with the largest scores.
-        router: How experts are chosen and weighed.
+        router: How experts are chosen and weighed: `Router` or `SparseMixer`.
         shared: An expert that every token meets; None has none.
     """
 
     expert: MLP | GLU | ClampedGEGLU
     num_experts: int
     top_k: int = 2
-    router: Router = Router()
+    router: Router | SparseMixer = Router()
     shared: SharedExpert | None = None
 
     def __post_init__(self):
@@ -295,15 +345,16 @@ class MoE(FeedForward):
 
     def tiny(self) -> "MoE":
         """Return the option at test size."""
-        groups, shared, num_experts = self.router.groups, self.shared, TINY_NUM_EXPERTS
-        if groups is not None:
-            groups, num_experts = replace(groups, num_groups=4, top_k=2), 2 * TINY_NUM_EXPERTS
+        router, shared, num_experts = self.router, self.shared, TINY_NUM_EXPERTS
+        if isinstance(router, Router) and router.groups is not None:
+            router = replace(router, groups=replace(router.groups, num_groups=4, top_k=2))
+            num_experts = 2 * TINY_NUM_EXPERTS
         return replace(
             self,
             expert=self.expert.tiny(),
-            num_experts=num_experts if groups else min(self.num_experts, num_experts),
+            num_experts=num_experts if router.groups else min(self.num_experts, num_experts),
             top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
-            router=replace(self.router, groups=groups),
+            router=router,
             shared=shared and replace(shared, expert=shared.expert.tiny()),
         )
 

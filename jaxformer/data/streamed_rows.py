@@ -193,7 +193,7 @@ class StreamedRows:
             except Exception as error:
                 future.set_exception(error)
 
-        self._thread = threading.Thread(target=run)
+        self._thread = threading.Thread(target=run, name="reading ahead")
         self._thread.start()
         return future
 

@@ -70,11 +70,11 @@ from jaxformer.functional.attention.position_biases import t5_bias as t5_bias
 from jaxformer.functional.attention.position_biases import (
     transformer_xl_bias as transformer_xl_bias,
 )
+from jaxformer.functional.attention.query_scale import query_scale as query_scale
 from jaxformer.functional.attention.ring import ring_attention as ring_attention
 from jaxformer.functional.attention.ring import zigzag_order as zigzag_order
 from jaxformer.functional.attention.scores import Normalizer as Normalizer
 from jaxformer.functional.attention.scores import attention_scores as attention_scores
-from jaxformer.functional.attention.scores import query_scale as query_scale
 from jaxformer.functional.collectives import copy_to_tensor_parallel as copy_to_tensor_parallel
 from jaxformer.functional.collectives import fsdp_all_gather as fsdp_all_gather
 from jaxformer.functional.collectives import pvary as pvary
@@ -113,12 +113,14 @@ from jaxformer.functional.moe import ExpertScore as ExpertScore
 from jaxformer.functional.moe import GroupScore as GroupScore
 from jaxformer.functional.moe import RouterTotals as RouterTotals
 from jaxformer.functional.moe import Routing as Routing
+from jaxformer.functional.moe import drop_late_tokens as drop_late_tokens
 from jaxformer.functional.moe import expert_capacity as expert_capacity
 from jaxformer.functional.moe import load_balance_loss as load_balance_loss
 from jaxformer.functional.moe import mixture_of_experts as mixture_of_experts
 from jaxformer.functional.moe import route as route
 from jaxformer.functional.moe import router_totals as router_totals
 from jaxformer.functional.moe import router_z_loss as router_z_loss
+from jaxformer.functional.moe import sparse_mixer as sparse_mixer
 from jaxformer.functional.norms import BatchStatistics as BatchStatistics
 from jaxformer.functional.norms import batch_norm as batch_norm
 from jaxformer.functional.norms import batch_norm_inference as batch_norm_inference

@@ -72,9 +72,7 @@ def route(
             f"num_groups must divide the {num_experts} experts, and top_k_groups be from 1 to "
             f"num_groups; got num_groups={num_groups}, top_k_groups={top_k_groups}."
         )
-    count = num_experts // num_groups * top_k_groups
-    if not 1 <= top_k <= count:
-        raise ValueError(f"top_k must be from 1 to the number of experts, {count}; got {top_k}.")
+    _check_top_k(top_k, num_experts // num_groups * top_k_groups)
     wide = logits.astype(jnp.float32)
     scores = jax.nn.softmax(wide, axis=-1) if score == "softmax" else jax.nn.sigmoid(wide)
     selection = scores
@@ -93,6 +91,89 @@ def route(
     if renormalise:
         weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-20)
     return Routing(experts, weights * scale)
+
+
+@typechecked
+def sparse_mixer(logits: Float[Array, "*batch E"], *, top_k: int, jitter: float) -> Routing:
+    """SparseMixer routing: choose one expert after another, and weigh each among its rivals.
+
+        best = max of l over the experts that are left
+        rivals = experts that are left with (best - l) / max(abs(l), best) <= 2 * jitter
+        weight = exp(best) / sum over rivals of exp(l)
+
+    This is the router of a trained model. In training, the paper draws each expert from the softmax
+    of its rivals and estimates the gradient of the draw; here the gradient is that of the weights.
+
+    Args:
+        logits: Router logits l.
+        top_k: Experts per token.
+        jitter: Half the relative distance to the best up to which an expert is a rival.
+
+    Returns:
+        Expert ids, and weights in float32, which do not add up to 1.
+
+    Raises:
+        ValueError: If `top_k` is not between 1 and the number of experts.
+
+    References:
+        Liu et al., GRIN: GRadient-INformed MoE, 2024. arXiv:2409.12136; the thresholds are those of
+        the released code of Phi-3.5 MoE
+    """
+    num_experts = logits.shape[-1]
+    _check_top_k(top_k, num_experts)
+    wide = logits.astype(jnp.float32)
+    left, experts, weights = wide, list[Array](), list[Array]()
+    for _ in range(top_k):
+        best = jnp.max(left, axis=-1, keepdims=True)
+        is_far = (best - wide) / jnp.maximum(jnp.abs(wide), best) > 2 * jitter
+        rivals = jax.nn.softmax(jnp.where(is_far, -jnp.inf, left), axis=-1)
+        experts.append(jnp.argmax(left, axis=-1))
+        is_chosen = jax.nn.one_hot(experts[-1], num_experts, dtype=bool)
+        weights.append(jnp.sum(jnp.where(is_chosen, rivals, 0), axis=-1))
+        left = jnp.where(is_chosen, -jnp.inf, left)
+    return Routing(jnp.stack(experts, axis=-1), jnp.stack(weights, axis=-1))
+
+
+@typechecked
+def drop_late_tokens(
+    expert_ids: Integer[Array, "*batch T top_k"],
+    weights: Float[Array, "*batch T top_k"],
+    *,
+    num_experts: int,
+    capacity: int,
+) -> Float32[Array, "*batch T top_k"]:
+    """Set the weights of tokens to 0 for which an expert has no room, so that they skip it.
+
+        place[t, e] = number of tokens up to t, of the same row, that chose e
+        weight[t, e] if place[t, e] <= capacity else 0
+
+    Args:
+        expert_ids: Result of `route`.
+        weights: Result of `route`.
+        num_experts: E, the number of experts.
+        capacity: Tokens of a row that an expert accepts, in order.
+
+    Returns:
+        The weights in float32.
+
+    Raises:
+        ValueError: If `capacity` is below 1.
+
+    References:
+        Fedus, Zoph and Shazeer, Switch Transformers, 2021. arXiv:2101.03961, section 2.2
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1; got {capacity}.")
+    choices = jnp.sum(jax.nn.one_hot(expert_ids, num_experts, dtype=jnp.int32), axis=-2)
+    places = jnp.take_along_axis(jnp.cumsum(choices, axis=-2), expert_ids, axis=-1)
+    return jnp.where(places <= capacity, weights.astype(jnp.float32), 0)
+
+
+def _check_top_k(top_k: int, num_experts: int) -> None:
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(
+            f"top_k must be from 1 to the number of experts, {num_experts}; got {top_k}."
+        )
 
 
 @typechecked

@@ -98,6 +98,11 @@ def read_rope_section(
     kind = section.get("rope_type", old_name) or "default"
     original = section.integer("original_max_position_embeddings", max_length)
     original = original if original_max_length is None else original_max_length
+    if original < 1:
+        section.add_problem(
+            "original_max_position_embeddings", f"must be positive; got {original}."
+        )
+        original = 1
     return c.Rope(
         base=section.number("rope_theta", base),
         fraction=fraction,

@@ -89,11 +89,17 @@ class FeedForward(nn.Module):
         )
         if option.shared is not None:
             output = output + self.shared_expert(x, option.shared)
+            output = output / 2 if option.shared.combination == "average" else output
         return output if self.keep_partial_sums else F.reduce_from_tensor_parallel(output, tensor)
 
     def route(self, x: Float[Array, "*batch T D"], option: c.MoE) -> F.Routing:
         """Choose and weigh the experts of each token, in float32."""
         router, runtime = option.router, replace(self.runtime, dtype=jnp.float32)
+        if router.capacity is not None and runtime.mesh_axes.context is not None:
+            raise ValueError(
+                f"Router.capacity={router.capacity} counts the tokens of whole rows, which cannot "
+                f"be sharded; got the context axis {runtime.mesh_axes.context!r}."
+            )
         logits = Linear(
             (option.num_experts,),
             self.config.initialisation.projection,
@@ -112,18 +118,7 @@ class FeedForward(nn.Module):
                 "choices",
                 runtime,
             )
-        groups = router.groups or c.ExpertGroups(num_groups=1, top_k=1, score="max")
-        routing = F.route(
-            logits,
-            top_k=option.top_k,
-            score=router.score,
-            selection_bias=selection_bias,
-            num_groups=groups.num_groups,
-            top_k_groups=groups.top_k,
-            group_score=groups.score,
-            renormalise=router.renormalise,
-            scale=router.scale,
-        )
+        routing = router.route(logits, top_k=option.top_k, selection_bias=selection_bias)
         if not self.is_initializing():  # `init` returns only parameters
             self.sow("router", "logits", logits)
             self.sow("router", "expert_ids", routing.expert_ids)

@@ -263,6 +263,11 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
             option: Any = feed_forward
             if option.is_moe:
                 num_moe_layers += 1
+                if n["context"] > 1 and (capacity := option.router.capacity) is not None:
+                    yield (
+                        f"context {n['context']}, but Router.capacity {capacity} counts the tokens "
+                        "of whole rows, which cannot be sharded"
+                    )
                 yield from uneven(f"{prefix}num_experts", option.num_experts, "expert")
                 if option.shared is not None:
                     width = option.shared.expert.hidden_dim

@@ -392,6 +392,8 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             lambda: change(attention=dict(sinks=True, normalizer="relu")),
             r"MultiHead\.sinks needs normalizer=\"softmax\"; got 'relu'",
         ),
+        (lambda: c.Router(capacity=0), "Router.capacity must be positive; got 0"),
+        (lambda: c.SparseMixer(jitter=0.0), "SparseMixer.jitter must be positive; got 0.0"),
         (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
         (
             lambda: change(model_dim=13, attention=dict(positions=(c.TransformerXL(),))),
@@ -703,6 +705,7 @@ OTHERS = [
                     groups=c.ExpertGroups(num_groups=2, top_k=2, score="max"),
                     renormalise=False,
                     scale=2.5,
+                    capacity=2,
                 ),
                 shared=c.SharedExpert(expert=c.MLP(hidden_dim=3), gated=True),
             ),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -60,8 +59,8 @@ def sets(packed_row):
 
 def shards_opened(monkeypatch):
     """Names of the files that are downloaded from now on."""
-    for thread in threading.enumerate():  # those that still read ahead
-        if thread is not threading.current_thread() and not thread.daemon:
+    for thread in threading.enumerate():
+        if thread.name == "reading ahead":
             thread.join()
     names, download = list[str](), streamed_source.download
 
@@ -103,14 +102,13 @@ def test_a_batch_depends_on_seed_and_step_alone(monkeypatch):
     restarted, _ = rows(source(recorded=opened.record))
     for step in (51, 0, 9):
         assert equal(batches(restarted)[step], expected[step])
-    shutil.rmtree("cache")
-    names = shards_opened(monkeypatch)
-    elsewhere, _ = rows(source(recorded=opened.record, buffer_bytes=0))
+    names, empty = shards_opened(monkeypatch), Path("another cache").absolute()
+    elsewhere, _ = rows(source(recorded=opened.record, buffer_bytes=0, folder=empty))
     for first in (0, 8):
         part = batches(elsewhere, local_rows=slice(first, first + 8))[9]
         assert equal(part, [x[first : first + 8] for x in expected[9]])
     assert len(names) <= 2 and len(set(names)) == len(names)  # not those before
-    unrecorded, _ = rows(source(buffer_bytes=0))
+    unrecorded, _ = rows(source(buffer_bytes=0, folder=empty))
     assert all(equal(batches(unrecorded)[step], expected[step]) for step in expected)
     other, _ = rows(source(seed=1))
     assert not equal(batches(other)[0], expected[0]) and other.digest != stream.digest

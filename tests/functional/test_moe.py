@@ -160,6 +160,87 @@ def test_the_bias_of_the_choice_has_no_gradient_and_no_weight():
     np.testing.assert_array_equal(gradients[1], 0)
 
 
+@pytest.mark.parametrize("capacity", [1, 2, 4])
+def test_an_expert_takes_the_first_tokens_of_each_row(capacity):
+    routing = F.route(draw(3, R, E), top_k=2)
+    weights = F.drop_late_tokens(*routing, num_experts=E, capacity=capacity)
+    expected, dropped = np.array(routing.weights), 0
+    for row, ids in enumerate(np.asarray(routing.expert_ids)):
+        taken = [0] * E
+        for t in range(R):
+            for k, e in enumerate(ids[t]):
+                taken[e] += 1
+                if taken[e] > capacity:
+                    expected[row, t, k] = 0
+                    dropped += 1
+    np.testing.assert_array_equal(weights, expected)
+    assert dropped
+    early = F.drop_late_tokens(*(x[:, :5] for x in routing), num_experts=E, capacity=capacity)
+    np.testing.assert_array_equal(early, weights[:, :5])  # whatever comes later
+    whole = F.drop_late_tokens(*routing, num_experts=E, capacity=R)
+    np.testing.assert_array_equal(whole, routing.weights)
+
+
+def test_what_an_expert_does_not_take_has_no_gradient():
+    ids = jnp.asarray([[1], [1], [0], [1]])
+    gradient = jax.grad(
+        lambda w: jnp.sum(F.drop_late_tokens(ids, w, num_experts=2, capacity=2) ** 2)
+    )(jnp.full((4, 1), 0.5))
+    np.testing.assert_array_equal(gradient, [[1], [1], [1], [0]])
+    with pytest.raises(ValueError, match="capacity must be at least 1; got 0"):
+        F.drop_late_tokens(ids, jnp.ones((4, 1)), num_experts=2, capacity=0)
+
+
+def mixed_by_hand(logits, top_k, jitter):
+    """One token, in float64: experts, their weights, and how clear the closest decision was."""
+    left, experts, weights, margins = dict(enumerate(np.float64(logits))), [], [], []
+    for _ in range(top_k):
+        best = max(left, key=left.get)
+        distance = {e: (left[best] - x) / max(abs(x), left[best]) for e, x in left.items()}
+        rivals = [e for e in left if distance[e] <= 2 * jitter]
+        margins += [abs(x - 2 * jitter) for x in distance.values()]
+        margins += [left[best] - x for e, x in left.items() if e != best]
+        experts.append(best)
+        weights.append(np.exp(left[best]) / sum(np.exp(left[e]) for e in rivals))
+        del left[best]
+    return experts, weights, min(margins)
+
+
+@pytest.mark.parametrize("top_k, jitter", [(2, 0.25), (2, 0.01), (3, 0.5), (1, 2.0)])
+def test_sparse_mixer_weighs_one_expert_after_another_among_its_rivals(top_k, jitter):
+    logits = draw(1000, 9)
+    routing, clear = F.sparse_mixer(logits, top_k=top_k, jitter=jitter), 0
+    for t in range(len(logits)):
+        experts, weights, margin = mixed_by_hand(logits[t], top_k, jitter)
+        if margin > 1e-5:
+            assert routing.expert_ids[t].tolist() == experts
+            np.testing.assert_allclose(routing.weights[t], weights, rtol=2e-6)
+            clear += 1
+    assert clear > 950
+
+
+def test_rivals_of_a_sparse_mixer():
+    """By hand: 3 of 4 is a quarter away, 2 of 4 a half; below 0 the larger magnitude divides."""
+    logits = jnp.log(2.0) * jnp.float32([[4, 3, 2, -9], [-4, -3, -2, -9]])
+    routing = F.sparse_mixer(logits, top_k=2, jitter=0.125)
+    np.testing.assert_array_equal(routing.expert_ids, [[0, 1], [2, 1]])
+    np.testing.assert_allclose(routing.weights, [[16 / 24, 1], [1, 8 / 12]], rtol=1e-6)
+    routing = F.sparse_mixer(logits, top_k=2, jitter=0.17)  # 2 of 3, and -3 of -2: a third
+    np.testing.assert_allclose(routing.weights, [[16 / 24, 8 / 12], [4 / 6, 8 / 12]], rtol=1e-6)
+    equal = F.sparse_mixer(jnp.zeros((1, 4)), top_k=2, jitter=0.01)
+    np.testing.assert_allclose(equal.weights, [[1 / 4, 1 / 3]])
+    with pytest.raises(ValueError, match="top_k must be from 1 to .* 4; got 5"):
+        F.sparse_mixer(logits, top_k=5, jitter=0.1)
+
+
+def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
+    logits = jnp.log(2.0) * jnp.float32([4, 3, 2, -9])
+    gradient = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.125).weights[0])(logits)
+    np.testing.assert_allclose(gradient, [2 / 9, -2 / 9, 0, 0], atol=1e-6)
+    zero = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.1).weights[1])(jnp.zeros(3))
+    np.testing.assert_allclose(zero, [0, 1 / 4, -1 / 4], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "groups, message",
     [

@@ -37,6 +37,10 @@ def gate_totals(x):
     return F.router_totals(x, F.route(x, top_k=2).expert_ids, num_token_axes=1)
 
 
+def first_tokens(routing):
+    return F.drop_late_tokens(*routing, num_experts=3, capacity=1)
+
+
 # name: function, arguments with a leading axis to map over: the gradient is taken of the first
 CASES = {
     "layer_norm": (F.layer_norm, (X,)),
@@ -90,6 +94,8 @@ CASES = {
     "penalise_repetition": (lambda x, s: F.penalise_repetition(x, s, 1.5), (LOGITS, SEEN)),
     "shift_right": (lambda x: F.shift_right(x, 1), (TOKENS,)),
     "route": (lambda x: F.route(x, top_k=2).weights, (GATE,)),
+    "drop_late_tokens": (lambda x: first_tokens(F.route(x, top_k=2)), (GATE,)),
+    "sparse_mixer": (lambda x: F.sparse_mixer(x, top_k=2, jitter=0.3).weights, (GATE,)),
     "grouped_matmul": (F.grouped_matmul, (X, KERNELS, GROUPS)),
     "mixture_of_experts": (mixture, (X, draw(2, 3, 3), KERNELS)),
     "router_totals": (lambda x: gate_totals(x).probability_sums, (GATE,)),
@@ -281,5 +287,4 @@ def test_the_table_is_complete():
     }
     types |= {"attention_bias"}  # of a function, which is no array
     elsewhere = {"cudnn_attention", "splash_attention"}  # other platforms': test_kernels.py
-    elsewhere |= {"query_scale"}
     assert public - set(CASES) == of_numbers | types | elsewhere

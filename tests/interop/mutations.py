@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxformer.config import (
+    GLU,
     Alibi,
     BlockSparse,
     ClampedGEGLU,
@@ -13,6 +14,7 @@ from jaxformer.config import (
     NTKScaling,
     RMSNorm,
     Router,
+    SharedExpert,
     ShortConvolution,
     Sinusoid,
     T5Bias,
@@ -64,6 +66,17 @@ def router(**fields):
         config,
         feed_forward=tuple(
             replace(layer, router=replace(layer.router, **fields)) for layer in config.feed_forward
+        ),
+    )
+
+
+def router_somewhere(**fields):
+    """Change the router of the layers that have one."""
+    return lambda config: replace(
+        config,
+        feed_forward=tuple(
+            replace(layer, router=replace(layer.router, **fields)) if layer.is_moe else layer
+            for layer in config.feed_forward
         ),
     )
 
@@ -222,6 +235,15 @@ MUTATIONS = {
     "groups of experts": Mutation("deepseek_v2_moe", router(groups=None)),
     "score of a group": Mutation(
         "deepseek_v3_moe", router(groups=ExpertGroups(num_groups=3, top_k=2, score="max"))
+    ),
+    "biases of a shared expert": Mutation(
+        "ernie4_5_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
+    ),
+    "capacity of experts": Mutation("switch_transformers", router_somewhere(capacity=9)),
+    "sparse mixer": Mutation("phimoe", feed_forward(router=Router(renormalise=False))),
+    "jitter of a sparse mixer": Mutation("phimoe", router(jitter=0.01)),
+    "average with a shared expert": Mutation(
+        "cohere2_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
     ),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "renormalised": Mutation("mixtral", feed_forward(router=Router(renormalise=False))),

@@ -337,6 +337,12 @@ def test_norms_branches_and_scales():
             {"ff_intermediate_size": 7, "intermediate_size": None, "dummy_token_indices": [3, 4]},
         ),
         ("qwen", {"num_key_value_heads": None, "no_bias": False, "rotary_pct": 1.0}),
+        ("ernie4_5_moe", {"use_bias": True, "moe_num_shared_experts": 0}),
+        ("ernie4_5_moe", {"use_bias": True, "moe_layer_start_index": 0, "moe_k": 2}),
+        ("phimoe", {"router_jitter_noise": 0.1, "lm_head_bias": True, "attention_bias": True}),
+        ("cohere2_moe", {"first_k_dense_replace": 3, "sliding_window": 5, "num_shared_experts": 1}),
+        ("cohere2_moe", {"prefix_dense_sliding_window_pattern": 2, "sliding_window_pattern": 2}),
+        ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_layer_end_index": 2}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

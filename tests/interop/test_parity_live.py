@@ -46,11 +46,23 @@ T5 = {"vocab_size": 53, "d_model": 14, "d_kv": 5, "num_heads": 3, "d_ff": 25, "n
 OPT = WIDE | {"hidden_size": 30, "num_attention_heads": 5, "max_position_embeddings": 24}
 NEOX = WIDE | {"hidden_size": 48}
 PLAIN = {"vocab_size": 53, "d": 18, "heads": 3, "ff": 25, "layers": 3}
+PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.0, 2.0, 6.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 32,
+}
 SIZES = {
     "marian": TRANSLATOR | {"vocab_size": 53},
     "fsmt": TRANSLATOR | {"src_vocab_size": 61, "tgt_vocab_size": 53, "pad_token_id": 3},
     "t5": T5,
     "t5_v1_1": T5,
+    "switch_transformers": T5
+    | {"num_layers": 5, "num_decoder_layers": 3, "num_sparse_decoder_layers": 1}
+    | {"encoder_sparse_step": 3, "dense_act_fn": "gelu_new", "router_bias": False},
     "mt5": T5 | {"num_decoder_layers": 1},
     "openai_gpt": GPT | {"afn": "silu"},
     "gpt2": GPT | {"n_inner": None, "scale_attn_weights": False},
@@ -85,7 +97,8 @@ SIZES = {
     | {"attn_config": {"kv_n_heads": 3, "clip_qkv": 8, "rope_theta": 1e4}}
     | {"ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 5, "moe_top_k": 2}},
     "qwen2_moe": GROUPED | {"norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False},
-    "deepseek_v2_moe": ALONE | {"topk_method": "greedy", "first_k_dense_replace": 1},
+    "deepseek_v2_moe": ALONE
+    | {"topk_method": "greedy", "first_k_dense_replace": 1, "mlp_bias": True},
     "deepseek_v3_moe": ALONE | {"first_k_dense_replace": 2, "norm_topk_prob": False},
     "glm4_moe": GROUPED | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     "dots1": GROUPED | {"sliding_window": None, "norm_topk_prob": False},
@@ -105,6 +118,20 @@ SIZES = {
     "lfm2_moe": GROUPED
     | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
     | {"num_dense_layers": 1, "use_expert_bias": False, "norm_topk_prob": False},
+    "hy_v3": GROUPED | {"mlp_bias": True, "attention_bias": True},
+    "cohere2_moe": GROUPED
+    | {"num_hidden_layers": 4, "expert_selection_fn": "softmax", "rms_norm_eps": 1e-6}
+    | {"shared_expert_combination_strategy": "sum", "prefix_dense_sliding_window_pattern": 2}
+    | {"mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "layer_types": None},
+    "phimoe": GROUPED
+    | {"attention_bias": False, "lm_head_bias": False, "sliding_window": None}
+    | {"num_local_experts": 5, "router_jitter_noise": 0.4, "rope_parameters": PHIMOE_ROPE},
+    "glm4_moe_lite": ALONE
+    | {"q_lora_rank": None, "rope_interleave": False, "n_group": 2, "topk_group": 1}
+    | {"n_routed_experts": 8, "mlp_layer_types": ["dense", "dense", "sparse"]},
+    "ernie4_5_moe": GROUPED
+    | {"num_hidden_layers": 7, "moe_layer_interval": 2, "moe_layer_end_index": 4}
+    | {"moe_num_shared_experts": 0, "tie_word_embeddings": False},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

@@ -111,6 +111,16 @@ def test_both_kinds_of_fields_are_written(scaling):
         assert build_config(FAMILIES["llama"], remaining, where="") == config
 
 
+@pytest.mark.parametrize("kind", ["llama", "ministral3"])
+def test_a_training_length_that_is_none(kind):
+    section = {"rope_type": "yarn", **YARN, "original_max_position_embeddings": 0}
+    if kind == "ministral3":
+        section["llama_4_scaling_beta"] = 0.1
+    message = r"rope_parameters\.original_max_position_embeddings = 0: must be positive; got 0\."
+    with pytest.raises(ValueError, match=message):
+        config_from_fields(kind, rope_parameters=section)
+
+
 def test_where_both_stand_the_old_one_counts():
     actual = rope(
         rope_theta=2e4,

@@ -33,6 +33,7 @@ from jaxformer.config import (
     SharedKV,
     ShortConvolution,
     Sinusoid,
+    SparseMixer,
     T5Bias,
     TransformerXL,
     Yarn,
@@ -57,8 +58,9 @@ GROUPED = MoE(
         groups=ExpertGroups(num_groups=4, top_k=2),
         scale=2.5,
     ),
-    shared=SharedExpert(expert=GLU(hidden_dim=7), gated=True),
+    shared=SharedExpert(expert=GLU(hidden_dim=7, bias=True), gated=True, combination="average"),
 )
+MIXED = MoE(expert=GLU(hidden_dim=5), num_experts=5, router=SparseMixer(jitter=0.3))
 OPTIONS = {  # of attention where its name is there, else of the model
     "positions": {
         "learned": dict(positions=(None,), embedding=LEARNED),
@@ -95,6 +97,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
         "experts": dict(
             feed_forward=(MoE(expert=ClampedGEGLU(hidden_dim=5), num_experts=4), GROUPED)
         ),
+        "mixers": dict(feed_forward=(MIXED, MLP(hidden_dim=9))),
     },
     "scores": {
         "plain": {},

@@ -186,6 +186,13 @@ def test_a_step_on_many_devices_is_the_step_on_one(case):
     assert_same_training(train(*case), on_one_device(name, **alone))
 
 
+@pytest.mark.slow
+def test_a_shared_expert_is_added_once():
+    """With the biases of its last layer, which every device has whole."""
+    case = "shared expert", dict(fsdp=2, expert=2, tensor=2), {}
+    assert_same_training(train(*case), on_one_device("shared expert"))
+
+
 def messages(name, sizes, how):
     """Bytes that arrive at a device in one step, by kind of collective."""
     return HloModule(the_step(name, sizes, how).compiled.as_text()).collective_bytes()[0]

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.activations import soft_cap
 from jaxformer.functional.argument_checks import typechecked
@@ -45,43 +45,6 @@ def attention_scores(
     if logit_softcap is not None:
         scores = soft_cap(scores, logit_softcap)
     return scores if bias is None else scores + bias.astype(jnp.float32)
-
-
-@typechecked
-def query_scale(
-    positions: Integer[Array, "*batch T"], *, beta: float, original_max_length: int
-) -> Float32[Array, "*batch T"]:
-    """Factor of queries that grows with the position, for contexts longer than in training.
-
-        scale[t] = 1 + beta * ln(1 + floor(positions[t] / original_max_length))
-
-    Scores of many keys would otherwise give ever flatter weights. Positions below 0 have factor 1.
-
-    Args:
-        positions: Positions of the queries.
-        beta: Growth of the factor with the logarithm.
-        original_max_length: Context length in training; up to it the factor is 1.
-
-    Returns:
-        The factors in float32.
-
-    Raises:
-        ValueError: If ``original_max_length`` is not positive.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxformer import functional as F
-        >>> F.query_scale(jnp.array([0, 4095, 4096, 8192]), beta=0.1, original_max_length=4096)
-        Array([1.       , 1.       , 1.0693147, 1.1098612], dtype=float32)
-
-    References:
-        Nakanishi, Scalable-Softmax Is Superior for Attention, 2025. arXiv:2501.19399, on which
-        Llama 4 and Ministral 3 base this form
-    """
-    if original_max_length < 1:
-        raise ValueError(f"original_max_length must be positive; got {original_max_length}.")
-    periods = jnp.maximum(positions // original_max_length, 0)
-    return 1 + beta * jnp.log1p(periods.astype(jnp.float32))
 
 
 def resolve_scale(

@@ -8,6 +8,7 @@ from jaxformer.interop.families import (
     cohere,
     dbrx,
     deepseek,
+    ernie,
     falcon,
     gemma,
     gpt2,
@@ -21,8 +22,10 @@ from jaxformer.interop.families import (
     olmo,
     opt,
     phi,
+    phimoe,
     qwen,
     stablelm,
+    switch,
     t5,
 )
 from jaxformer.interop.family import Family
@@ -38,10 +41,12 @@ FAMILIES: Mapping[str, Family] = {
         *cohere.FAMILIES,
         *deepseek.FAMILIES,
         *phi.FAMILIES,
+        *phimoe.FAMILIES,
         *qwen.FAMILIES,
         *stablelm.FAMILIES,
         *nanochat.FAMILIES,
         *dbrx.FAMILIES,
+        *ernie.FAMILIES,
         *baichuan.FAMILIES,
         *lfm2.FAMILIES,
         *gpt2.FAMILIES,
@@ -51,6 +56,7 @@ FAMILIES: Mapping[str, Family] = {
         *opt.FAMILIES,
         *falcon.FAMILIES,
         *t5.FAMILIES,
+        *switch.FAMILIES,
         *marian.FAMILIES,
     )
 }

@@ -1,9 +1,10 @@
-"""DeepSeek V2 and V3: multi-head latent attention and experts in a Llama block.
+"""DeepSeek V2 and V3, GLM 4.7 Flash: multi-head latent attention and experts in a Llama block.
 
 Modules that predict further tokens are left out.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from jaxformer import config as c
@@ -11,13 +12,19 @@ from jaxformer.functional.rope_scaling import yarn_attention_factor
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import hf_activation_name
-from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, DeepSeekV2MoE, with_branches
+from jaxformer.interop.families.llama_like_experts import (
+    DeepSeekMoE,
+    DeepSeekV2MoE,
+    has_feed_forward_biases,
+    with_branches,
+)
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.rope_config import read_rope, write_rope
 from jaxformer.interop.transforms import Flatten, Fused, FusedPerHead, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
+DEEPSEEK_SIZES = {"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128}
 V2 = DeepSeekV2MoE(
     num_experts=64,
     num_shared=2,
@@ -36,6 +43,14 @@ V3 = DeepSeekMoE(
         groups=c.ExpertGroups(num_groups=8, top_k=4),
         scale=2.5,
     ),
+)
+LITE = DeepSeekMoE(
+    first_dense=1,
+    num_experts=64,
+    top_k=4,
+    width=1536,
+    router=c.Router(score="sigmoid", selection_bias=True, scale=1.8),
+    has_layer_types=True,
 )
 
 
@@ -104,24 +119,41 @@ def read_v3(reader: ConfigReader) -> c.TransformerConfig:
     return _read(reader, V3, pairing=pairing, max_length=4096)
 
 
+def read_glm_lite(reader: ConfigReader) -> c.TransformerConfig:
+    """Read the config.json of a glm4_moe_lite model."""
+    neighbours = reader.boolean("rope_interleave", True)
+    pairing = "neighbours" if neighbours else "halves"
+    sizes = {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
+    return _read(reader, LITE, pairing=pairing, max_length=202_752, eps=1e-5, sizes=sizes)
+
+
 def _read(
-    reader: ConfigReader, moe: DeepSeekMoE, *, pairing: str, max_length: int, bias: bool = False
+    reader: ConfigReader,
+    moe: DeepSeekMoE,
+    *,
+    pairing: str,
+    max_length: int,
+    bias: bool = False,
+    eps: float = 1e-6,
+    sizes: Mapping[str, int] = DEEPSEEK_SIZES,
 ) -> c.TransformerConfig:
     branches = moe.read(reader, bias=bias)
     config = c.TransformerConfig(
         **p.read_sizes(reader),
-        attention=_read_attention(reader, pairing, max_length),
+        attention=_read_attention(reader, pairing, max_length, sizes),
         feed_forward=branches[-1:],
-        norm=c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-6)),
+        norm=c.RMSNorm(eps=reader.number("rms_norm_eps", eps)),
         head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
     return with_branches(config, branches)
 
 
-def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.Latent:
+def _read_attention(
+    reader: ConfigReader, pairing: str, max_length: int, sizes: Mapping[str, int]
+) -> c.Latent:
     heads = reader.integer("num_attention_heads")
-    query = reader.optional_integer("q_lora_rank", 1536)
-    plain = reader.integer("qk_nope_head_dim", 128)
+    query = reader.optional_integer("q_lora_rank", sizes["q_lora_rank"])
+    plain = reader.integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
     rotary = reader.integer("qk_rope_head_dim", 64)
     reason = "latent attention has a key and a value for each head"
     reader.require_value("num_key_value_heads", heads, reason=reason)
@@ -144,7 +176,7 @@ def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.La
         query_latent_dim=query,
         nope_dim=plain,
         rope_dim=rotary,
-        value_dim=reader.integer("v_head_dim", 128),
+        value_dim=reader.integer("v_head_dim", sizes["v_head_dim"]),
         positions=(rope,),
         scale=scale,
         norm=c.RMSNorm(eps=LATENT_EPS),
@@ -158,12 +190,21 @@ def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
     divides = config.model_dim % config.attention_kinds[0].num_heads == 0
     if fields is None or not divides:
         return None
-    return fields | {"mlp_bias": getattr(config.layer(0).feed_forward, "bias", False)}
+    return fields | {"mlp_bias": has_feed_forward_biases(config)}
 
 
 def write_v3(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A deepseek_v3's configuration from ours."""
-    fields = _write(config, V3)
+    return _write_pairing(config, V3)
+
+
+def write_glm_lite(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A glm4_moe_lite's configuration from ours."""
+    return _write_pairing(config, LITE)
+
+
+def _write_pairing(config: c.TransformerConfig, moe: DeepSeekMoE) -> dict[str, Any] | None:
+    fields = _write(config, moe)
     if fields is None:
         return None
     return fields | {"rope_interleave": p.first_rope(config).pairing == "neighbours"}
@@ -213,13 +254,17 @@ def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str,
 
 FAMILIES = tuple(
     Family(
-        f"deepseek_{name}",
-        f"Deepseek{name.upper()}ForCausalLM",
+        model_type,
+        f"{name}ForCausalLM",
         read,
         write,
         TABLE,
         attention_type=c.Latent,
-        predicts_further_tokens=name == "v3",
+        predicts_further_tokens=model_type != "deepseek_v2",
     )
-    for name, read, write in (("v2", read_v2, write_v2), ("v3", read_v3, write_v3))
+    for model_type, name, read, write in (
+        ("deepseek_v2", "DeepseekV2", read_v2, write_v2),
+        ("deepseek_v3", "DeepseekV3", read_v3, write_v3),
+        ("glm4_moe_lite", "Glm4MoeLite", read_glm_lite, write_glm_lite),
+    )
 )

@@ -204,7 +204,8 @@ def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:
 
 def first_window(config: c.TransformerConfig) -> int | None:
     """The first window of any layer."""
-    return next((window for window in config.attention.windows if isinstance(window, int)), None)
+    windows = (layer.window for layer in config.distinct_layers)
+    return next((window for window in windows if isinstance(window, int)), None)
 
 
 def is_rope_decoder(config: c.TransformerConfig) -> bool:
@@ -216,4 +217,5 @@ def is_rope_decoder(config: c.TransformerConfig) -> bool:
 
 def first_rope(config: c.TransformerConfig) -> c.Rope:
     """RoPE of the first layer that has it."""
-    return next(p for p in config.attention.positions if isinstance(p, c.Rope))
+    positions = (layer.positions for layer in config.distinct_layers)
+    return next(p for p in positions if isinstance(p, c.Rope))

@@ -74,6 +74,35 @@ def dense_width(config: c.TransformerConfig, dense_layers: list[int], moe: c.MoE
     return int(branch.hidden_dim)
 
 
+def count_dense_layers(reader: ConfigReader, default: int, *, has_types: bool = True) -> int:
+    """Number of dense layers, which come first.
+
+    Args:
+        reader: The whole config.json.
+        default: Default of ``first_k_dense_replace``.
+        has_types: Whether ``mlp_layer_types`` takes precedence.
+    """
+    count = reader.integer("num_hidden_layers")
+    first = min(count, reader.integer("first_k_dense_replace", default))
+    kinds = reader.sequence("mlp_layer_types", str) if has_types else None
+    if kinds is None:
+        return first
+    first = sum(kind == "dense" for kind in kinds)
+    if kinds != ("dense",) * first + ("sparse",) * (count - first):
+        reader.add_problem(
+            "mlp_layer_types", f"expected dense, then sparse for all {count} layers."
+        )
+    return first
+
+
+def has_feed_forward_biases(config: c.TransformerConfig) -> bool:
+    """Whether all dense layers and shared experts have biases; routed experts have none."""
+    branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    shared = [x.shared.expert for x in branches if isinstance(x, c.MoE) and x.shared is not None]
+    dense = [x for x in branches if not isinstance(x, c.MoE)]
+    return all(getattr(x, "bias", False) for x in (*dense, *shared))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixtralMoE:
     """Mixtral's experts in every layer, of width ``intermediate_size``.
@@ -392,21 +421,14 @@ class DeepSeekMoE:
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The network of each layer, without a cycle."""
         count = reader.integer("num_hidden_layers")
-        first = min(count, reader.integer("first_k_dense_replace", self.first_dense))
+        first = count_dense_layers(reader, self.first_dense, has_types=self.has_layer_types)
         dense = p.read_glu(reader, bias=bias)
-        kinds = reader.sequence("mlp_layer_types", str) if self.has_layer_types else None
-        if kinds is not None:
-            first = sum(kind == "dense" for kind in kinds)
-            if kinds != ("dense",) * first + ("sparse",) * (count - first):
-                reader.add_problem(
-                    "mlp_layer_types", f"expected dense, then sparse for all {count} layers."
-                )
         for name in EXPERT_ATTRIBUTES:  # without effect if all layers are dense
             reader.get(name)
         return (
             (dense,) * count
             if first == count
-            else (dense,) * first + ((self._read_moe(reader),) * (count - first))
+            else (dense,) * first + ((self._read_moe(reader, bias=bias),) * (count - first))
         )
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -414,7 +436,7 @@ class DeepSeekMoE:
         if all(
             isinstance(x.feed_forward, c.GLU) for x in map(config.layer, range(config.num_layers))
         ):
-            return {"first_k_dense_replace": config.num_layers}
+            return self._write_layers(config.num_layers, 0)
         branches = layer_branches(config)
         if branches is None or (shared_expert := branches[0].shared) is None:
             return None
@@ -422,10 +444,8 @@ class DeepSeekMoE:
         shared, groups = shared_expert.expert.hidden_dim, moe.router.groups
         if dense_layers != [*range(len(dense_layers))] or shared % moe.expert.hidden_dim:
             return None
-        kinds = ["dense"] * len(dense_layers) + ["sparse"] * (config.num_layers - len(dense_layers))
         return {
-            "first_k_dense_replace": len(dense_layers),
-            **({"mlp_layer_types": kinds} if self.has_layer_types else {}),
+            **self._write_layers(len(dense_layers), config.num_layers - len(dense_layers)),
             "intermediate_size": dense_width(config, dense_layers, moe),
             "moe_intermediate_size": moe.expert.hidden_dim,
             self.experts_name: moe.num_experts,
@@ -437,7 +457,7 @@ class DeepSeekMoE:
             self.scale_name: moe.router.scale,
         }
 
-    def _read_moe(self, reader: ConfigReader) -> c.MoE:
+    def _read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
         router = self.router
         reader.require_value("moe_layer_freq", 1)
         reader.require_value("scoring_func", router.score)
@@ -455,8 +475,15 @@ class DeepSeekMoE:
             num_experts=reader.integer(self.experts_name, self.num_experts),
             top_k=reader.integer("num_experts_per_tok", self.top_k),
             router=router,
-            shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared)),
+            shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared, bias=bias)),
         )
+
+    def _write_layers(self, dense: int, sparse: int) -> dict[str, Any]:
+        kinds = ["dense"] * dense + ["sparse"] * sparse
+        return {
+            "first_k_dense_replace": dense,
+            **({"mlp_layer_types": kinds} if self.has_layer_types else {}),
+        }
 
     def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
         default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)

@@ -6,7 +6,11 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, with_branches
+from jaxformer.interop.families.llama_like_experts import (
+    DeepSeekMoE,
+    has_feed_forward_biases,
+    with_branches,
+)
 from jaxformer.interop.families.llama_like_options import (
     NORM_RULES,
     Branch,
@@ -17,10 +21,11 @@ from jaxformer.interop.families.llama_like_options import (
     read_multipliers,
     write_multipliers,
 )
-from jaxformer.interop.family import Family
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping
 
 FEED_FORWARD_BIAS = ("feed_forward",)
+HEAD_BIAS = ("head",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class BiasField:
 
     Attributes:
         name: The field.
-        layers: Projections of the attention, or `FEED_FORWARD_BIAS`.
+        layers: Projections of the attention, `FEED_FORWARD_BIAS` or `HEAD_BIAS`.
         default: Its value if the file lacks it.
     """
 
@@ -63,6 +68,7 @@ class LlamaLike:
         unsupported: Fields that must be absent or null.
         heads_divide_width: Whether transformers requires that num_heads divides model_dim.
         has_multipliers: Whether embedding, scores, branches and logits have multipliers.
+        ignored_tensors: Patterns of tensors that are not parameters, as in `Family`.
     """
 
     model_type: str
@@ -86,18 +92,21 @@ class LlamaLike:
     unsupported: tuple[str, ...] = ()
     heads_divide_width: bool = False
     has_multipliers: bool = False
+    ignored_tensors: tuple[str, ...] = ()
 
     def family(self) -> Family:
         """The family."""
         norm_rules = NORM_RULES[self.norm_placement]
         rules = (*norm_rules, *p.ATTENTION, *self.qk_norm_rules, *self.branch.rules)
-        mapping = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": rules})
+        top_level = (*p.TOP_LEVEL, MappingRule("lm_head.bias", "head/bias"))
+        mapping = ParamMapping(top_level=top_level, stacks={"decoder": rules})
         return Family(
             self.model_type,
             self.architecture,
             self.read,
             self.write,
             mapping,
+            ignored_tensors=(*INV_FREQ_PATTERNS, *self.ignored_tensors),
             predicts_further_tokens=isinstance(self.branch, DeepSeekMoE),
         )
 
@@ -133,7 +142,9 @@ class LlamaLike:
             feed_forward=branches[-1:],
             norm=norm,
             norm_placement=self.norm_placement,
-            head=c.LMHead(tied=reader.boolean("tie_word_embeddings", self.tied)),
+            head=c.LMHead(
+                tied=reader.boolean("tie_word_embeddings", self.tied), bias={*HEAD_BIAS} <= biased
+            ),
         )
         if self.has_multipliers:
             config = read_multipliers(reader, config)
@@ -150,8 +161,10 @@ class LlamaLike:
         if self.heads_divide_width and config.model_dim % config.multi_head.num_heads:
             return None
         biased = set[str](config.multi_head.biases)
-        if getattr(config.feed_forward[0], "bias", False):
+        if has_feed_forward_biases(config):
             biased |= {*FEED_FORWARD_BIAS}
+        if config.head.bias:
+            biased |= {*HEAD_BIAS}
         has_qk_norm = config.multi_head.qk_norm is not None
         biases = {field.name: {*field.layers} <= biased for field in self.biases}
         return {

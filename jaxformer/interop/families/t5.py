@@ -49,6 +49,16 @@ def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
     )
 
 
+ENCODER_ATTENTION = (
+    *norm_rules(f"{ENCODER}.0.layer_norm", "pre_attention_norm"),
+    *attention_rules(f"{ENCODER}.0.SelfAttention", "attention"),
+)
+DECODER_ATTENTION = (
+    *norm_rules(f"{DECODER}.0.layer_norm", "pre_attention_norm"),
+    *attention_rules(f"{DECODER}.0.SelfAttention", "attention"),
+    *norm_rules(f"{DECODER}.1.layer_norm", "pre_cross_attention_norm"),
+    *attention_rules(f"{DECODER}.1.EncDecAttention", "cross_attention"),
+)
 TABLE = ParamMapping(
     top_level=(
         MappingRule("shared.weight", "embedding/tokens/embedding"),
@@ -59,18 +69,8 @@ TABLE = ParamMapping(
         MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
-        "encoder": (
-            *norm_rules(f"{ENCODER}.0.layer_norm", "pre_attention_norm"),
-            *attention_rules(f"{ENCODER}.0.SelfAttention", "attention"),
-            *feed_forward_rules(f"{ENCODER}.1"),
-        ),
-        "decoder": (
-            *norm_rules(f"{DECODER}.0.layer_norm", "pre_attention_norm"),
-            *attention_rules(f"{DECODER}.0.SelfAttention", "attention"),
-            *norm_rules(f"{DECODER}.1.layer_norm", "pre_cross_attention_norm"),
-            *attention_rules(f"{DECODER}.1.EncDecAttention", "cross_attention"),
-            *feed_forward_rules(f"{DECODER}.2"),
-        ),
+        "encoder": (*ENCODER_ATTENTION, *feed_forward_rules(f"{ENCODER}.1")),
+        "decoder": (*DECODER_ATTENTION, *feed_forward_rules(f"{DECODER}.2")),
     },
 )
 IGNORED_TENSORS = (
@@ -84,16 +84,21 @@ def read_t5(reader: ConfigReader) -> c.TransformerConfig:
     tied = reader.boolean("tie_word_embeddings", True)
     scaled = reader.boolean("scale_decoder_outputs", tied)
     multiplier = reader.integer("d_model") ** -0.5 if scaled else 1.0
-    return _read(reader, c.LMHead(tied=tied, multiplier=multiplier), "relu")
+    head = c.LMHead(tied=tied, multiplier=multiplier)
+    return read_model(reader, head, _read_feed_forward(reader, "relu"))
 
 
 def read_mt5(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of an mt5 model."""
     reader.get("scale_decoder_outputs")  # not used by this class
-    return _read(reader, c.LMHead(tied=reader.boolean("tie_word_embeddings", True)), "gated-gelu")
+    head = c.LMHead(tied=reader.boolean("tie_word_embeddings", True))
+    return read_model(reader, head, _read_feed_forward(reader, "gated-gelu"))
 
 
-def _read(reader: ConfigReader, head: c.LMHead, projection: str) -> c.TransformerConfig:
+def read_model(
+    reader: ConfigReader, head: c.LMHead, feed_forward: c.FeedForward
+) -> c.TransformerConfig:
+    """Read what these families share; every layer has `feed_forward`."""
     reader.require_value("is_encoder_decoder", True)
     reader.get("n_positions")
     num_heads, layers = reader.integer("num_heads"), reader.integer("num_layers")
@@ -112,7 +117,7 @@ def _read(reader: ConfigReader, head: c.LMHead, projection: str) -> c.Transforme
             positions=(bias,),
             scale=1.0,
         ),
-        feed_forward=(_read_feed_forward(reader, projection),),
+        feed_forward=(feed_forward,),
         topology=c.EncoderDecoder(num_encoder_layers=layers),
         norm=c.RMSNorm(eps=reader.number("layer_norm_epsilon", 1e-6)),
         head=head,
@@ -139,7 +144,7 @@ def _read_feed_forward(reader: ConfigReader, projection: str) -> c.MLP | c.GLU:
 
 def write_t5(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A t5's configuration from ours."""
-    fields = _write(config)
+    fields = write_mt5(config)
     if fields is None:
         return None
     scale = config.model_dim**-0.5
@@ -149,19 +154,21 @@ def write_t5(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 def write_mt5(config: c.TransformerConfig) -> dict[str, Any] | None:
     """An mt5's configuration from ours."""
-    return _write(config)
-
-
-def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    topology, branch = config.topology, config.feed_forward[0]
-    bias = config.multi_head.positions[0]
-    if not isinstance(topology, c.EncoderDecoder) or not isinstance(bias, c.T5Bias):
-        return None
+    branch = config.feed_forward[0]
     if not isinstance(branch, c.MLP | c.GLU):
         return None
     gated, name = isinstance(branch, c.GLU), hf_activation_name(branch.activation)
     if branch.activation == "gelu_tanh":
         name = "gelu" if gated else "gelu_new"
+    fields = write_model(config, branch)
+    return fields and {**fields, "feed_forward_proj": f"gated-{name}" if gated else name}
+
+
+def write_model(config: c.TransformerConfig, branch: c.MLP | c.GLU) -> dict[str, Any] | None:
+    """The fields that these families share; `branch` is the network of all layers."""
+    topology, bias = config.topology, config.multi_head.positions[0]
+    if not isinstance(topology, c.EncoderDecoder) or not isinstance(bias, c.T5Bias):
+        return None
     return {
         "vocab_size": config.vocab_size,
         "d_model": config.model_dim,
@@ -173,7 +180,6 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "relative_attention_num_buckets": bias.num_buckets,
         "relative_attention_max_distance": bias.max_distance,
         "layer_norm_epsilon": config.norm.eps,
-        "feed_forward_proj": f"gated-{name}" if gated else name,
         "is_encoder_decoder": True,
         "tie_word_embeddings": config.head.tied,
         "pad_token_id": 0,

@@ -28,6 +28,7 @@ GAIN_FROM_ZERO = ("gemma2", "gemma3_text", "nemotron", "vaultgemma")  # scales a
 UNSCALED_ATTENTION = (
     "t5",
     "mt5",
+    "switch_transformers",
     "gpt_neo",
 )  # their scores are not scaled; their queries are small
 

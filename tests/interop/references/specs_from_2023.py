@@ -612,6 +612,69 @@ SPECS = {
             "routed_scaling_factor": 1.3,
         },
     ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "head_dim": 10,
+            "use_bias": True,
+            "moe_num_experts": 7,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "rope_parameters": rope(5e5),
+        },
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        {name: x for name, x in DEEPSEEK.items() if name != "first_k_dense_replace"}
+        | {
+            "attention_bias": True,
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "cohere2_moe": (
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        {name: x for name, x in COHERE.items() if name != "rope_parameters"}
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 10,
+            "intermediate_size": 8,
+            "sliding_window": 5,
+            "logit_scale": 0.25,
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "prefix_dense_intermediate_size": 14,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "expert_selection_fn": "sigmoid",
+            "rope_theta": 5e4,
+        },
+    ),
+    "phimoe": (
+        "phimoe",
+        "PhimoeForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "intermediate_size": 8,
+            "num_local_experts": 7,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 5,
+            "rope_parameters": rope(1e4),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (

@@ -82,6 +82,20 @@ SPECS = {
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("mt5", "MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
+    "switch_transformers": (
+        "switch_transformers",
+        "SwitchTransformersForConditionalGeneration",
+        T5
+        | {
+            "num_layers": 4,
+            "num_decoder_layers": 2,
+            "num_sparse_encoder_layers": 2,
+            "num_sparse_decoder_layers": 2,
+            "num_experts": 5,
+            "expert_capacity": 2,
+            "router_bias": True,
+        },
+    ),
     "openai_gpt": ("openai-gpt", "OpenAIGPTLMHeadModel", GPT),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT | {"n_inner": 22}),
     "gpt3_banded": ("gpt2", "GPT2LMHeadModel", GPT | {"n_inner": 22, "n_layer": 3}),
