@@ -197,6 +197,7 @@ def _experts(config: TransformerConfig) -> str | None:
     return f"{cells.active} of {cells.routed}{shared}"
 
 
+#: What a configuration chose on each axis: None where it has no such part.
 AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType(
     {
         "topology": lambda config: type(config.topology).__name__,

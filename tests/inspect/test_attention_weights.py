@@ -119,13 +119,24 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
     assert float(np.abs(part.decoder[..., 15:, :100]).max()) == 0  # another document
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay", "hybrid"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay", "hybrid", "sinks"}))
 @pytest.mark.slow(but=["blocks", "grouped", "t5"])
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     maps = inspect.attention_maps(config, params, tokens).decoder
     np.testing.assert_allclose(np.sum(maps, axis=-1), 1.0, atol=1e-6)
     assert float(np.abs(jnp.triu(maps, 1)).max()) == 0
+
+
+def test_sinks_take_a_share_and_scale_the_rest(build):
+    config, params, tokens, _ = build(num_layers=1, attention=KINDS["sinks"])
+    maps = np.asarray(inspect.attention_maps(config, params, tokens).decoder)
+    del params["decoder"]["layers"]["layer_0"]["attention"]["sinks"]
+    config = replace(config, attention=replace(config.attention, sinks=False))
+    without = inspect.attention_maps(config, params, tokens).decoder
+    shares = maps.sum(axis=-1, keepdims=True)
+    assert (shares < 1).all()
+    np.testing.assert_allclose(maps / shares, without, atol=1e-6)
 
 
 def test_layers_after_the_last_whole_pattern_come_last(build):

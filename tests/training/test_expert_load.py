@@ -72,7 +72,7 @@ class Run:
     def counts(self):
         """Tokens of each expert of each layer, over all batches."""
         tokens = np.concatenate([batch(step).tokens for step in range(10)])
-        params = jax.device_get(self.state.params)
+        params = jax.tree.map(jnp.asarray, jax.device_get(self.state.params))
         _, outputs = self.model.apply({"params": params}, jnp.asarray(tokens), mutable=["router"])
         leaves = jax.tree_util.tree_leaves_with_path(outputs)
         (ids,) = [np.asarray(x) for path, x in leaves if "expert_ids" in str(path)]
