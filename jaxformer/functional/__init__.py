@@ -97,6 +97,8 @@ from jaxformer.functional.external_kernels import KERNEL_REMAT_NAME as KERNEL_RE
 from jaxformer.functional.grouped_gemm import grouped_matmul as grouped_matmul
 from jaxformer.functional.linear import dropout as dropout
 from jaxformer.functional.linear import linear as linear
+from jaxformer.functional.linear_attention import LinearAttention as LinearAttention
+from jaxformer.functional.linear_attention import linear_attention as linear_attention
 from jaxformer.functional.linear_losses import linear_cross_entropy as linear_cross_entropy
 from jaxformer.functional.linear_losses import linear_logit_statistics as linear_logit_statistics
 from jaxformer.functional.linear_losses import linear_logits as linear_logits

@@ -276,6 +276,10 @@ WRONG = {
         lambda f: f(ones(5, 3, 4), ones(3), initial_state=ones(3, 5)),
         r"initial_state has 5 features per head \(axis 1 .*\), but value has 4 \(axis 2",
     ),
+    "linear_attention": (
+        lambda f: f(ones(5, 2, 4), ones(5, 2, 4), ones(5, 2, 3), beta=ones(5, 3)),
+        r"beta has 3 heads \(axis 1 .*\), but value has 2 \(axis 1",
+    ),
     "mixture_of_experts": (
         lambda f: f(ones(5, 4), F.route(ones(6, 3), top_k=1), lambda x, _: x, num_experts=3),
         r"routing must have .* for x \(5, 4\); got \(6, 1\) and \(6, 1\)",

@@ -187,6 +187,19 @@ CASES |= {
         (draw(2, 5, 3), draw(2, 4, 3, seed=1), SEGMENTS, VALID),
     ),
     "linear_recurrence": (recurrences, (TEXT, *DECAY, STATE, VALID)),
+    "linear_attention": (
+        lambda query, key, value, rates, segments, valid: (
+            F.linear_attention(
+                *(query, key, value),
+                log_decay=-rates,
+                delta_rule=True,
+                chunk_size=2,
+                segments=segments,
+                valid=valid,
+            ).output
+        ),
+        (*(draw(2, 5, 3, 4, seed=seed) for seed in range(3)), draw(2, 5, 3) ** 2, SEGMENTS, VALID),
+    ),
 }
 
 

@@ -1,0 +1,301 @@
+"""Linear attention with decay and the delta rule: one recurrence, token by token or by chunks."""
+
+import math
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Integer
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.collectives import pvary_like
+from jaxformer.functional.decay import token_steps
+
+LinearAttentionMethod = Literal["scan", "chunked"]
+LINEAR_ATTENTION_CHUNK = 64
+MIN_LOG_DECAY = -100.0  # a smaller decay is zero in float32
+DIAGONAL_BLOCK = 8  # tokens whose decays by feature are multiplied pair by pair
+
+
+class LinearAttention(NamedTuple):
+    """Output of every token, and the state after the last."""
+
+    output: Float[Array, "*batch T N Hv"]
+    state: Float32[Array, "*batch N H Hv"]
+
+
+class Tokens(NamedTuple):
+    """Inputs of some tokens, heads before time, in float32.
+
+    `log_decay` has a last axis of one number per head, or of one per feature of the key.
+    `document` counts the documents that ended in the row.
+    """
+
+    query: Float32[Array, "*batch N T H"]
+    key: Float32[Array, "*batch N T H"]
+    value: Float32[Array, "*batch N T Hv"]
+    log_decay: Float32[Array, "*batch N T F"]
+    beta: Float32[Array, "*batch N T 1"]
+    document: Integer[Array, "*batch 1 T"]
+
+
+@typechecked
+def linear_attention(
+    query: Float[Array, "*batch T K H"],
+    key: Float[Array, "*batch T K H"],
+    value: Float[Array, "*batch T N Hv"],
+    *,
+    log_decay: Float[Array, "*batch T N"] | Float[Array, "*batch T N H"] | None = None,
+    beta: Float[Array, "*batch T N"] | None = None,
+    delta_rule: bool = False,
+    initial_state: Float[Array, "*batch N H Hv"] | None = None,
+    segments: Integer[Array, "*#batch T"] | None = None,
+    valid: Bool[Array, "*#batch T"] | None = None,
+    method: LinearAttentionMethod = "chunked",
+    chunk_size: int = LINEAR_ATTENTION_CHUNK,
+) -> LinearAttention:
+    """Linear attention: a matrix of keys and values that decays, and that each query reads.
+
+        S[t] = D[t] S[t-1] + beta[t] k[t] (v[t] - r[t])^T;    y[t] = S[t]^T q[t]
+        D[t] = diag(exp(log_decay[t]));    r[t] = (D[t] S[t-1])^T k[t] with the delta rule, else 0
+
+    The delta rule replaces what the state holds for a key, instead of adding to it. RetNet,
+    lightning attention and Mamba-2 have no delta rule and one decay per head; gated DeltaNet has
+    both; Kimi's delta attention has a decay per feature of the key. To process a sequence in
+    several calls, pass the state of one call to the next.
+
+    Args:
+        query: Queries, scaled as the model does.
+        key: Keys, as many heads as queries; each serves N / K heads of the values.
+        value: Values of N heads.
+        log_decay: Logarithm of the decay, at most 0: one per head, or one per feature of the key.
+            None is no decay.
+        beta: Weight with which each token is written; None is 1.
+        delta_rule: Whether what the state holds for the key is subtracted first.
+        initial_state: State before the first token, in the same document; None is zero.
+        segments: Document number of each token; a run of equal numbers is a document, and the state
+            is zero before its first token.
+        valid: False for padding, which does not change the state.
+        method: "scan" is token by token; "chunked" multiplies matrices inside of chunks, the delta
+            rule by one triangular system a chunk, and hands the state from chunk to chunk.
+        chunk_size: Tokens per chunk; the number of tokens makes one chunk of all.
+
+    Returns:
+        The outputs, computed in float32, in the dtype of `value`, and the state in float32.
+
+    Raises:
+        ValueError: N is not a multiple of K, `log_decay` has another shape, `chunk_size` is below
+            1, or the method is unknown.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> key = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[:, None]
+        >>> value = jnp.array([[1.0], [2.0], [5.0]])[:, None]
+        >>> F.linear_attention(key, key, value).output.ravel()  # the sum of a key's values
+        Array([1., 2., 6.], dtype=float32)
+        >>> F.linear_attention(key, key, value, delta_rule=True).output.ravel()  # the last one
+        Array([1., 2., 5.], dtype=float32)
+
+    References:
+        Katharopoulos et al., Transformers are RNNs: Fast Autoregressive Transformers with Linear
+        Attention, 2020. arXiv:2006.16236
+        Yang et al., Parallelizing Linear Transformers with the Delta Rule over Sequence Length,
+        2024. arXiv:2406.06484, section 3 (chunks)
+        Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024.
+        arXiv:2412.06464, section 3
+        Dao and Gu, Transformers are SSMs, 2024. arXiv:2405.21060 (Mamba-2)
+        Kimi Team, Kimi Linear: An Expressive, Efficient Attention Architecture, 2025.
+        arXiv:2510.26692 (decays by feature)
+    """
+    K, N = key.shape[-2], value.shape[-2]
+    if K == 0 or N % K:
+        raise ValueError(f"The {N} heads of the values must be a multiple of the {K} of the keys.")
+    if method not in get_args(LinearAttentionMethod):
+        raise ValueError(
+            f"method must be one of {get_args(LinearAttentionMethod)}; got {method!r}."
+        )
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
+    shape = value.shape[:-1]  # [*batch, T, N]
+    decay = jnp.zeros(shape) if log_decay is None else log_decay
+    if decay.shape not in (shape, (*shape, key.shape[-1])):
+        raise ValueError(
+            f"log_decay must be one per head, of shape {shape}, or one per feature of the key, "
+            f"{(*shape, key.shape[-1])}; got {decay.shape}."
+        )
+    decay = decay if decay.ndim == value.ndim else decay[..., None]
+    steps = token_steps(value, segments, valid)
+    weight = jnp.ones(shape) if beta is None else beta
+
+    def head_major(x: Array, *, repeat: int = 1) -> Float32[Array, "..."]:
+        return jnp.repeat(jnp.moveaxis(x.astype(jnp.float32), -2, -3), repeat, axis=-3)
+
+    is_valid = steps.valid[..., None, :, None]
+    tokens = Tokens(
+        head_major(query, repeat=N // K),
+        jnp.where(is_valid, head_major(key, repeat=N // K), 0.0),
+        head_major(value),
+        jnp.where(is_valid, jnp.maximum(head_major(decay), MIN_LOG_DECAY), 0.0),
+        head_major(weight[..., None]),
+        jnp.broadcast_to(steps.segment, shape[:-1])[..., None, :],
+    )
+    state = initial_state
+    if state is None:
+        state = jnp.zeros((*shape[:-2], N, key.shape[-1], value.shape[-1]))
+    state = pvary_like(state.astype(jnp.float32), tokens)
+    run = _scan if method == "scan" else partial(_chunked, chunk_size=chunk_size)
+    output, state = run(tokens, state, delta_rule)
+    return LinearAttention(jnp.moveaxis(output, -3, -2).astype(value.dtype), state)
+
+
+def _scan(tokens: Tokens, state: Array, delta_rule: bool) -> tuple[Array, Array]:
+    """Token by token."""
+    starts = jnp.diff(tokens.document, axis=-1, prepend=0) > 0
+
+    def step(state: Array, token: Any) -> tuple[Array, Array]:
+        query, key, value, log_decay, beta, start = token
+        state = jnp.where(start[..., None, None], 0.0, state) * jnp.exp(log_decay)[..., None]
+        if delta_rule:
+            value = value - jnp.einsum("...kv,...k->...v", state, key)
+        state = state + key[..., None] * (beta * value)[..., None, :]
+        return state, jnp.einsum("...kv,...k->...v", state, query)
+
+    by_token = [jnp.moveaxis(x, -2, 0) for x in tokens[:-1]]
+    state, output = jax.lax.scan(step, state, (*by_token, jnp.moveaxis(starts, -1, 0)))
+    return jnp.moveaxis(output, 0, -2), state
+
+
+def _chunked(
+    tokens: Tokens, state: Array, delta_rule: bool, *, chunk_size: int
+) -> tuple[Array, Array]:
+    """Chunk by chunk; padding at the end writes nothing."""
+    length = tokens.value.shape[-2]
+    chunk_size = max(1, min(chunk_size, length))
+    padding = -length % chunk_size
+
+    def split(x: Array, axis: int, mode: str = "constant") -> Array:
+        width = [(0, 0)] * x.ndim
+        width[axis] = (0, padding)
+        x = jnp.pad(x, width, mode=mode)
+        axis %= x.ndim
+        x = x.reshape(*x.shape[:axis], -1, chunk_size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    document = split(tokens.document, -1, "edge")
+    chunks = Tokens._make([*(split(x, -2) for x in tokens[:-1]), document])
+    last = document[..., -1:]
+    previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+    body = jax.checkpoint(partial(_chunk, delta_rule=delta_rule))
+    state, output = jax.lax.scan(body, state, (chunks, previous))
+    output = jnp.moveaxis(output, 0, -3)
+    output = output.reshape(*output.shape[:-3], -1, output.shape[-1])
+    return output[..., :length, :], state
+
+
+def _chunk(
+    state: Float32[Array, "*batch N H Hv"], inputs: tuple[Tokens, Array], *, delta_rule: bool
+) -> tuple[Array, Array]:
+    """One chunk: the new state, and the outputs of its tokens.
+
+    `previous` is the document of the token before the chunk.
+    """
+    tokens, previous = inputs
+    query, key, value, log_decay, beta, document = tokens
+    continues = (document == previous)[..., None]  # whether the state reaches a token
+    from_start = jnp.where(continues, jnp.exp(jnp.cumsum(log_decay, axis=-2)), 0.0)
+    is_last = document == document[..., -1:]
+    to_end = jnp.where(is_last[..., None], jnp.exp(_sums_after(log_decay)), 0.0)
+    visible = jnp.tril(document[..., :, None] == document[..., None, :])
+    written = beta * value
+    if delta_rule:
+        products = jnp.where(visible, _decayed_products(key, key, log_decay), 0.0)
+        right = jnp.concatenate([written, beta * key * from_start], axis=-1)
+        solved = _solve_unit_triangular(jnp.tril(beta * products, -1), right)
+        written, read = jnp.split(solved, [value.shape[-1]], axis=-1)
+        written = written - read @ state
+    weights = jnp.where(visible, _decayed_products(query, key, log_decay), 0.0)
+    output = (query * from_start) @ state + weights @ written
+    decay = jnp.swapaxes(from_start[..., -1:, :], -1, -2)
+    return decay * state + jnp.swapaxes(key * to_end, -1, -2) @ written, output
+
+
+def _decayed_products(
+    x: Float32[Array, "*batch T H"], y: Float32[Array, "*batch T H"], log_decay: Array
+) -> Float32[Array, "*batch T S"]:
+    """Products x[i] . (decay from j to i) y[j] for j <= i; those of j > i mean nothing.
+
+    Each sum of logarithms is one of its own terms: none is a difference of two large sums, and no
+    exponential is over 1. For decays by feature, blocks of tokens are multiplied by the decays from
+    the end of one to the beginning of the other, and pairs in one block one by one.
+    """
+    if log_decay.shape[-1] == 1:
+        return (x @ jnp.swapaxes(y, -1, -2)) * jnp.exp(_sums_between(log_decay)[..., 0])
+    T, H = x.shape[-2:]
+    size = math.gcd(T, DIAGONAL_BLOCK)
+    x, y, logs = (a.reshape(*a.shape[:-2], T // size, size, H) for a in (x, y, log_decay))
+    begin, end = jnp.exp(jnp.cumsum(logs, axis=-2)), jnp.exp(_sums_after(logs))
+    gaps = jnp.exp(_sums_between(jnp.sum(logs, axis=-2), through=False))
+    x_at_gap = (x * begin)[..., None, :, :] * gaps[..., None, :]
+    far = jnp.einsum("...beih,...ejh->...biej", x_at_gap, y * end)
+    near = jnp.einsum("...bijh,...bjh->...bij", x[..., None, :] * jnp.exp(_sums_between(logs)), y)
+    is_near = np.eye(T // size, dtype=bool)[:, None, :, None]
+    products = jnp.where(jnp.broadcast_to(is_near, far.shape), near[..., None, :], far)
+    return products.reshape(*products.shape[:-4], T, T)
+
+
+def _sums_between(
+    x: Float32[Array, "*batch T H"], *, through: bool = True
+) -> Float32[Array, "*batch T S H"]:
+    """Sum over j < l <= i of x[l], for each i and j, or l < i; 0 above the diagonal."""
+    T = x.shape[-2]
+    upto = np.tri(T, k=0 if through else -1)  # [i, l]: whether l is up to i
+    between = np.float32(upto[:, None, :] * np.tri(T, k=-1).T)  # [i, j, l]
+    return jnp.einsum("ijl,...lh->...ijh", between, x, precision="highest")
+
+
+def _sums_after(x: Float32[Array, "*batch T H"]) -> Float32[Array, "*batch T H"]:
+    """Sum over l > i of x[l]."""
+    later = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
+    return jax.lax.cumsum(later, axis=x.ndim - 2, reverse=True)
+
+
+def _solve_unit_triangular(
+    strict: Float32[Array, "*batch T T"], right: Float32[Array, "*batch T H"]
+) -> Float32[Array, "*batch T H"]:
+    """Solve (I + strict) @ x = right for a strictly lower triangular matrix."""
+    inverse = _inverse_unit_triangular(jax.lax.stop_gradient(strict))
+    return jax.lax.custom_linear_solve(
+        lambda x: x + strict @ x,
+        right,
+        lambda _, b: inverse @ b,
+        lambda _, b: jnp.swapaxes(inverse, -1, -2) @ b,
+    )
+
+
+def _inverse_unit_triangular(strict: Float32[Array, "*batch T T"]) -> Float32[Array, "*batch T T"]:
+    """(I + strict)^-1, by inverses of diagonal blocks that double in size.
+
+        [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
+
+    Matrix products only: a triangular solver is slow for many small matrices.
+    """
+    T = strict.shape[-1]
+    size = 1 << (T - 1).bit_length()
+    strict = jnp.pad(strict, [(0, 0)] * (strict.ndim - 2) + [(0, size - T)] * 2)
+    inverse = jnp.ones((*strict.shape[:-2], size, 1, 1))
+    while (width := inverse.shape[-1]) < size:
+        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corners = jnp.stack(
+            [
+                strict[..., i + width : i + 2 * width, i : i + width]
+                for i in range(0, size, 2 * width)
+            ],
+            axis=-3,
+        )
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        bottom = jnp.concatenate([-second @ corners @ first, second], axis=-1)
+        inverse = jnp.concatenate([top, bottom], axis=-2)
+    return inverse[..., 0, :T, :T]
