@@ -1,12 +1,10 @@
 """Linear attention with decay and the delta rule: one recurrence, token by token or by chunks."""
 
-import math
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
 from jaxformer.functional.argument_checks import typechecked
@@ -16,7 +14,6 @@ from jaxformer.functional.decay import token_steps
 LinearAttentionMethod = Literal["scan", "chunked"]
 LINEAR_ATTENTION_CHUNK = 64
 MIN_LOG_DECAY = -100.0  # a smaller decay is zero in float32
-DIAGONAL_BLOCK = 8  # tokens whose decays by feature are multiplied pair by pair
 
 
 class LinearAttention(NamedTuple):
@@ -210,50 +207,64 @@ def _chunk(
     to_end = jnp.where(is_last[..., None], jnp.exp(_sums_after(log_decay)), 0.0)
     visible = jnp.tril(document[..., :, None] == document[..., None, :])
     written = beta * value
+    readers = jnp.stack([query, key]) if delta_rule else query[None]
+    products = _decayed_products(readers, key[None], log_decay[None])
+    products = jnp.where(jnp.broadcast_to(visible, products.shape), products, 0.0)
     if delta_rule:
-        products = jnp.where(visible, _decayed_products(key, key, log_decay), 0.0)
         right = jnp.concatenate([written, beta * key * from_start], axis=-1)
-        solved = _solve_unit_triangular(jnp.tril(beta * products, -1), right)
+        solved = _solve_unit_triangular(jnp.tril(beta * products[1], -1), right)
         written, read = jnp.split(solved, [value.shape[-1]], axis=-1)
         written = written - read @ state
-    weights = jnp.where(visible, _decayed_products(query, key, log_decay), 0.0)
-    output = (query * from_start) @ state + weights @ written
+    output = (query * from_start) @ state + products[0] @ written
     decay = jnp.swapaxes(from_start[..., -1:, :], -1, -2)
     return decay * state + jnp.swapaxes(key * to_end, -1, -2) @ written, output
 
 
 def _decayed_products(
-    x: Float32[Array, "*batch T H"], y: Float32[Array, "*batch T H"], log_decay: Array
-) -> Float32[Array, "*batch T S"]:
+    x: Float32[Array, "X *batch T H"], y: Float32[Array, "1 *batch T H"], log_decay: Array
+) -> Float32[Array, "X *batch T S"]:
     """Products x[i] . (decay from j to i) y[j] for j <= i; those of j > i mean nothing.
 
     Each sum of logarithms is one of its own terms: none is a difference of two large sums, and no
-    exponential is over 1. For decays by feature, blocks of tokens are multiplied by the decays from
-    the end of one to the beginning of the other, and pairs in one block one by one.
+    exponential is over 1. For decays by feature, blocks double in size: the tokens of the second
+    half are multiplied by the decays since its beginning, those of the first by the decays to its
+    end.
     """
-    if log_decay.shape[-1] == 1:
-        return (x @ jnp.swapaxes(y, -1, -2)) * jnp.exp(_sums_between(log_decay)[..., 0])
     T, H = x.shape[-2:]
-    size = math.gcd(T, DIAGONAL_BLOCK)
-    x, y, logs = (a.reshape(*a.shape[:-2], T // size, size, H) for a in (x, y, log_decay))
-    begin, end = jnp.exp(jnp.cumsum(logs, axis=-2)), jnp.exp(_sums_after(logs))
-    gaps = jnp.exp(_sums_between(jnp.sum(logs, axis=-2), through=False))
-    x_at_gap = (x * begin)[..., None, :, :] * gaps[..., None, :]
-    far = jnp.einsum("...beih,...ejh->...biej", x_at_gap, y * end)
-    near = jnp.einsum("...bijh,...bjh->...bij", x[..., None, :] * jnp.exp(_sums_between(logs)), y)
-    is_near = np.eye(T // size, dtype=bool)[:, None, :, None]
-    products = jnp.where(jnp.broadcast_to(is_near, far.shape), near[..., None, :], far)
-    return products.reshape(*products.shape[:-4], T, T)
+    if log_decay.shape[-1] == 1:
+        between = jnp.tril(jnp.broadcast_to(log_decay, (*log_decay.shape[:-1], T)), -1)
+        sums = jnp.cumsum(between, axis=-2)
+        return (x @ jnp.swapaxes(y, -1, -2)) * jnp.exp(sums)
+    size = _power_of_two(T)
+    x, y, log_decay = (
+        jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, size - T), (0, 0)]) for a in (x, y, log_decay)
+    )
+    blocks = jnp.sum(x * y, axis=-1)[..., None, None]
+    while (width := blocks.shape[-1]) < size:
+        halves = [
+            a.reshape(*a.shape[:-2], size // (2 * width), 2, width, H) for a in (x, y, log_decay)
+        ]
+        (_, later), (earlier, _), (to_end, from_start) = (
+            (a[..., 0, :, :], a[..., 1, :, :]) for a in halves
+        )
+        later = later * jnp.exp(jnp.cumsum(from_start, axis=-2))
+        earlier = earlier * jnp.exp(_sums_after(to_end))
+        blocks = _join_blocks(blocks, later @ jnp.swapaxes(earlier, -1, -2))
+    return blocks[..., 0, :T, :T]
 
 
-def _sums_between(
-    x: Float32[Array, "*batch T H"], *, through: bool = True
-) -> Float32[Array, "*batch T S H"]:
-    """Sum over j < l <= i of x[l], for each i and j, or l < i; 0 above the diagonal."""
-    T = x.shape[-2]
-    upto = np.tri(T, k=0 if through else -1)  # [i, l]: whether l is up to i
-    between = np.float32(upto[:, None, :] * np.tri(T, k=-1).T)  # [i, j, l]
-    return jnp.einsum("ijl,...lh->...ijh", between, x, precision="highest")
+def _power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def _join_blocks(
+    blocks: Float32[Array, "*batch n w w"], corners: Float32[Array, "*batch m w w"]
+) -> Float32[Array, "*batch m v v"]:
+    """Blocks of twice the size, [[first, 0], [corner, second]]."""
+    first, second = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
+    top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([corners, second], axis=-1)], axis=-2)
 
 
 def _sums_after(x: Float32[Array, "*batch T H"]) -> Float32[Array, "*batch T H"]:
@@ -283,19 +294,12 @@ def _inverse_unit_triangular(strict: Float32[Array, "*batch T T"]) -> Float32[Ar
     Matrix products only: a triangular solver is slow for many small matrices.
     """
     T = strict.shape[-1]
-    size = 1 << (T - 1).bit_length()
+    size = _power_of_two(T)
     strict = jnp.pad(strict, [(0, 0)] * (strict.ndim - 2) + [(0, size - T)] * 2)
     inverse = jnp.ones((*strict.shape[:-2], size, 1, 1))
     while (width := inverse.shape[-1]) < size:
-        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        corners = jnp.stack(
-            [
-                strict[..., i + width : i + 2 * width, i : i + width]
-                for i in range(0, size, 2 * width)
-            ],
-            axis=-3,
-        )
-        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
-        bottom = jnp.concatenate([-second @ corners @ first, second], axis=-1)
-        inverse = jnp.concatenate([top, bottom], axis=-2)
+        starts = range(0, size, 2 * width)
+        blocks = [strict[..., i + width : i + 2 * width, i : i + width] for i in starts]
+        corners = inverse[..., 1::2, :, :] @ jnp.stack(blocks, axis=-3) @ inverse[..., 0::2, :, :]
+        inverse = _join_blocks(inverse, -corners)
     return inverse[..., 0, :T, :T]
