@@ -18,7 +18,7 @@ HALVES = (
     ("position", "norm", "norm-placement", "qk-norm"),
     ("attention", "window", "block", "activation", "feed-forward"),
 )
-LABEL_WIDTH, CELL, ROW, GAP = 176, 29, 18, 22
+LABEL_WIDTH, CELL, ROW, GAP = 204, 29, 18, 22
 COLOUR = "#1a5fa8"
 STYLE = "text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #222 }"
 

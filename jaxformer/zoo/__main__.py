@@ -70,9 +70,16 @@ def _describe_costs(config: TransformerConfig) -> str:
 
 
 def _describe_cache(config: TransformerConfig) -> str:
-    bytes_per_token = costs.cache_bytes(config, 1)
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    num_recurrent = sum(layer.attention.is_recurrent for layer in layers)
+    first_bytes = costs.cache_bytes(config, 1)
+    bytes_per_token = costs.cache_bytes(config, 2) - first_bytes if num_recurrent else first_bytes
     text = f"{bytes_per_token:,} bytes ({bytes_per_token / 1024:,.1f} KiB) in bfloat16"
-    windows = [config.layer(i).window for i in range(config.num_layers)]
+    if num_recurrent:
+        state_bytes = first_bytes - bytes_per_token
+        text += f"\n{'':24}and {state_bytes:,} bytes for any number of tokens: {num_recurrent} of "
+        text += f"{len(layers)} layers are recurrent"
+    windows = [None if layer.attention.is_recurrent else layer.window for layer in layers]
     widths = sorted({window for window in windows if isinstance(window, int)})
     for width in widths:
         extra_bytes = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)

@@ -7,12 +7,14 @@ from typing import NamedTuple
 from jaxformer.checks import require
 from jaxformer.config import (
     Alibi,
+    AttentionKind,
     Latent,
     LayerNorm,
     Learned,
     MoE,
     MultiHead,
     Rope,
+    ShortConvolution,
     Sinusoid,
     T5Bias,
     TransformerConfig,
@@ -21,7 +23,7 @@ from jaxformer.config import (
 from jaxformer.zoo.mixtures import MixtureRow, mixture_cells, mixtures
 from jaxformer.zoo.presets import FAMILIES, get, names
 from jaxformer.zoo.survey import survey
-from jaxformer.zoo.survey_cells import activation_cell
+from jaxformer.zoo.survey_cells import activation_cell, attending_kinds
 from jaxformer.zoo.survey_row import SurveyRow
 
 POSITION_NAMES: Mapping[type, str] = {
@@ -44,6 +46,7 @@ BLOCK_NAMES = {
     "parallel": "parallel",
     "parallel_shared_norm": "parallel, under one norm",
 }
+ATTENTION_NAMES: Mapping[type, str] = {Latent: "latent", ShortConvolution: "convolution"}
 QK_NORM_NAMES = {
     "width": "all heads together",
     "head": "each head",
@@ -124,14 +127,14 @@ def _norm(config: TransformerConfig) -> str:
 
 
 def _position(config: TransformerConfig) -> str:
-    kinds: list[type] = [type(option) for option in config.attention.positions]
+    kinds = [type(option) for kind in attending_kinds(config) for option in kind.positions]
     if config.embedding.positions is not None:
         kinds = [type(config.embedding.positions), *(x for x in kinds if x is not type(None))]
     return " and ".join(dict.fromkeys(POSITION_NAMES.get(x, x.__name__) for x in kinds))
 
 
 def _window(config: TransformerConfig) -> str:
-    windows = config.attention.windows
+    windows = [window for kind in attending_kinds(config) for window in kind.windows]
     count = sum(window is not None for window in windows)
     if count == len(windows):
         return "in every layer"
@@ -139,29 +142,36 @@ def _window(config: TransformerConfig) -> str:
 
 
 def _attention(config: TransformerConfig) -> str:
-    attention = config.attention
+    return " and ".join(dict.fromkeys(map(_attention_name, config.attention_kinds)))
+
+
+def _attention_name(attention: AttentionKind) -> str:
     if not isinstance(attention, MultiHead):
-        return "latent" if isinstance(attention, Latent) else type(attention).__name__
+        return ATTENTION_NAMES.get(type(attention), type(attention).__name__)
     if attention.num_kv_heads == attention.num_heads:
         return "multi-head"
     return "multi-query" if attention.num_kv_heads == 1 else "grouped-query"
 
 
 def _qk_norm(config: TransformerConfig) -> str:
-    qk_norm = getattr(config.attention, "qk_norm", None)
+    qk_norm = getattr(attending_kinds(config)[0], "qk_norm", None)
     return "none" if qk_norm is None else QK_NORM_NAMES[qk_norm.over]
 
 
 def _softcap(config: TransformerConfig) -> str:
     caps = {
-        "scores": getattr(config.attention, "logit_softcap", None),
+        "scores": getattr(attending_kinds(config)[0], "logit_softcap", None),
         "logits": config.head.softcap,
     }
     return " and ".join(name for name, cap in caps.items() if cap is not None) or "none"
 
 
 def _attention_bias(config: TransformerConfig) -> str:
-    return ", ".join(getattr(config.attention, "biases", ())) or "none"
+    return ", ".join(getattr(attending_kinds(config)[0], "biases", ())) or "none"
+
+
+def _sinks(config: TransformerConfig) -> str:
+    return "each head" if getattr(attending_kinds(config)[0], "sinks", False) else "none"
 
 
 def _activation(config: TransformerConfig) -> str | None:
@@ -185,6 +195,7 @@ def _router(config: TransformerConfig) -> str | None:
         "groups": router.groups is not None,
         "renormalised": router.renormalise,
         "scaled": router.scale != 1,
+        "limited capacity": router.capacity is not None,
     }
     return ", ".join([router.score, *(name for name, has_it in parts.items() if has_it)])
 
@@ -210,6 +221,7 @@ AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType
         "qk-norm": _qk_norm,
         "softcap": _softcap,
         "attention-bias": _attention_bias,
+        "sinks": _sinks,
         "activation": _activation,
         "feed-forward": _feed_forward,
         "router": _router,

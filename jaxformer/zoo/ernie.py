@@ -1,6 +1,7 @@
-"""ERNIE 4.5, the smallest: Llama with neighbouring features rotated together."""
+"""ERNIE 4.5, dense and with experts: Llama with neighbouring features rotated together."""
 
-from jaxformer.config import GLU, LMHead, MultiHead, RMSNorm, Rope, TransformerConfig
+from jaxformer.config import GLU, LMHead, MoE, MultiHead, RMSNorm, Rope, Router, TransformerConfig
+from jaxformer.zoo.deepseek import shared_experts, with_experts
 
 
 def ernie_4_5() -> TransformerConfig:
@@ -25,5 +26,35 @@ def ernie_4_5() -> TransformerConfig:
     )
 
 
-PRESETS = {"ernie-4.5-0.3b": ernie_4_5()}
+def ernie_4_5_moe() -> TransformerConfig:
+    """6 of 64 experts, by softmax and a bias of the choice, and 2 shared ones after a dense layer.
+
+    References:
+        Baidu ERNIE team, ERNIE 4.5 Technical Report, 2025
+    """
+    moe = MoE(
+        expert=GLU(hidden_dim=1536),
+        num_experts=64,
+        top_k=6,
+        router=Router(selection_bias=True),
+        shared=shared_experts(2, hidden_dim=1536),
+    )
+    body = TransformerConfig(
+        vocab_size=103_424,
+        model_dim=2560,
+        num_layers=28,
+        attention=MultiHead(
+            num_heads=20,
+            num_kv_heads=4,
+            head_dim=128,
+            positions=(Rope(base=500_000.0, pairing="neighbours"),),
+        ),
+        feed_forward=(moe,),
+        norm=RMSNorm(eps=1e-5),
+        head=LMHead(tied=True),
+    )
+    return with_experts(body, moe, first_dense=1, dense_dim=12_288)
+
+
+PRESETS = {"ernie-4.5-0.3b": ernie_4_5(), "ernie-4.5-21b-a3b": ernie_4_5_moe()}
 YEARS = dict.fromkeys(PRESETS, 2025)

@@ -1,9 +1,19 @@
-"""GLM 4 (sandwich norms) and GLM 4.5 (a mixture of experts); half of each head is rotated.
+"""GLM 4 (sandwich norms), GLM 4.5 and GLM 4.7 Flash (mixtures of experts).
 
 The module that predicts a second token is left out.
 """
 
-from jaxformer.config import GLU, MoE, MultiHead, QKNorm, RMSNorm, Rope, Router, TransformerConfig
+from jaxformer.config import (
+    GLU,
+    Latent,
+    MoE,
+    MultiHead,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    TransformerConfig,
+)
 from jaxformer.zoo.deepseek import shared_experts, with_experts
 from jaxformer.zoo.projection_biases import QKV
 
@@ -77,6 +87,39 @@ def glm_4_5(
     return with_experts(body, moe, first_dense=first_dense, dense_dim=dense_dim)
 
 
+def glm_4_7_flash() -> TransformerConfig:
+    """GLM 4.7 Flash: DeepSeek's latent attention, with values as wide as queries and keys.
+
+    References:
+        Z.ai, GLM-4.7-Flash, 2026. huggingface.co/zai-org/GLM-4.7-Flash
+    """
+    moe = MoE(
+        expert=GLU(hidden_dim=1536),
+        num_experts=64,
+        top_k=4,
+        router=Router(score="sigmoid", selection_bias=True, scale=1.8),
+        shared=shared_experts(1, hidden_dim=1536),
+    )
+    body = TransformerConfig(
+        vocab_size=154_880,
+        model_dim=2048,
+        num_layers=47,
+        attention=Latent(
+            num_heads=20,
+            latent_dim=512,
+            query_latent_dim=768,
+            nope_dim=192,
+            rope_dim=64,
+            value_dim=256,
+            positions=(Rope(base=1_000_000.0, pairing="neighbours"),),
+            norm=RMSNorm(eps=1e-6),
+        ),
+        feed_forward=(moe,),
+        norm=NORM,
+    )
+    return with_experts(body, moe, first_dense=1, dense_dim=10_240)
+
+
 PRESETS = {
     "glm-4-9b": glm_4(),
     "glm-4.5-air": glm_4_5(
@@ -98,5 +141,6 @@ PRESETS = {
         scale=2.5,
         qk_norm=QKNorm(norm=NORM, over="head"),
     ),
+    "glm-4.7-flash": glm_4_7_flash(),
 }
-YEARS = dict.fromkeys(PRESETS, 2025)
+YEARS = dict.fromkeys(PRESETS, 2025) | {"glm-4.7-flash": 2026}

@@ -1,7 +1,53 @@
-"""Hunyuan 3: QK-norm and 192 experts; the module that predicts a second token is left out."""
+"""Hunyuan A13B and 3: QK-norm and many experts.
 
-from jaxformer.config import GLU, MoE, MultiHead, QKNorm, RMSNorm, Rope, Router, TransformerConfig
+The module of Hunyuan 3 that predicts a second token is left out.
+"""
+
+from jaxformer.config import (
+    GLU,
+    LMHead,
+    MoE,
+    MultiHead,
+    NTKScaling,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    TransformerConfig,
+)
 from jaxformer.zoo.deepseek import shared_experts, with_experts
+
+NORM = RMSNorm(eps=1e-5)
+
+
+def hunyuan_a13b() -> TransformerConfig:
+    """8 of 64 experts and a shared one, QK-norm after RoPE, tied.
+
+    References:
+        Tencent, Hunyuan-A13B Technical Report, 2025. github.com/Tencent-Hunyuan/Hunyuan-A13B
+    """
+    return TransformerConfig(
+        vocab_size=128_167,
+        model_dim=4096,
+        num_layers=32,
+        attention=MultiHead(
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            positions=(Rope(scaling=NTKScaling(factor=1000.0)),),
+            qk_norm=QKNorm(norm=NORM, over="head", placement="after_rope"),
+        ),
+        feed_forward=(
+            MoE(
+                expert=GLU(hidden_dim=3072),
+                num_experts=64,
+                top_k=8,
+                shared=shared_experts(1, hidden_dim=3072),
+            ),
+        ),
+        norm=NORM,
+        head=LMHead(tied=True),
+    )
 
 
 def hunyuan_3() -> TransformerConfig:
@@ -10,7 +56,6 @@ def hunyuan_3() -> TransformerConfig:
     References:
         Tencent, Hy3 preview, 2026. huggingface.co/tencent/Hy3-preview
     """
-    norm = RMSNorm(eps=1e-5)
     moe = MoE(
         expert=GLU(hidden_dim=1536),
         num_experts=192,
@@ -27,13 +72,13 @@ def hunyuan_3() -> TransformerConfig:
             num_kv_heads=8,
             head_dim=128,
             positions=(Rope(base=11_158_840.0),),
-            qk_norm=QKNorm(norm=norm, over="head"),
+            qk_norm=QKNorm(norm=NORM, over="head"),
         ),
         feed_forward=(moe,),
-        norm=norm,
+        norm=NORM,
     )
     return with_experts(body, moe, first_dense=1, dense_dim=13_312)
 
 
-PRESETS = {"hunyuan-3": hunyuan_3()}
-YEARS = dict.fromkeys(PRESETS, 2026)
+PRESETS = {"hunyuan-a13b": hunyuan_a13b(), "hunyuan-3": hunyuan_3()}
+YEARS = {"hunyuan-a13b": 2025, "hunyuan-3": 2026}

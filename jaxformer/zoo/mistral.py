@@ -1,8 +1,8 @@
-"""Mistral 7B, whose version 0.1 has a 4096-token window, and Mixtral, with mixture of experts."""
+"""Mistral 7B, whose version 0.1 has a 4096-token window, Mixtral, and Ministral 3 (text)."""
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, MoE, TransformerConfig
+from jaxformer.config import GLU, MoE, QueryScaling, TransformerConfig, Yarn
 from jaxformer.zoo.llama import llama
 
 HIDDEN_DIM = 14_336
@@ -36,4 +36,30 @@ def mixtral() -> TransformerConfig:
     return replace(mistral(base=1_000_000.0), feed_forward=(experts,))
 
 
-PRESETS = {"mistral-7b": mistral(window=4096), "mixtral-8x7b": mixtral()}
+def ministral_3() -> TransformerConfig:
+    """Ministral 3 8B: no window, YaRN from 16,384 tokens on, queries that grow with the position.
+
+    References:
+        Mistral AI, Ministral 3, 2026. arXiv:2601.08584
+    """
+    length = 16_384
+    body = llama(
+        vocab_size=131_072,
+        model_dim=4096,
+        num_layers=34,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_dim=HIDDEN_DIM,
+        base=1_000_000.0,
+        scaling=Yarn(factor=16.0, original_max_length=length, attention_factor=1.0),
+    )
+    query_scaling = QueryScaling(beta=0.1, original_max_length=length)
+    return replace(body, attention=replace(body.multi_head, query_scaling=query_scaling))
+
+
+PRESETS = {
+    "mistral-7b": mistral(window=4096),
+    "mixtral-8x7b": mixtral(),
+    "ministral-3-8b": ministral_3(),
+}
+YEARS = {"ministral-3-8b": 2026}

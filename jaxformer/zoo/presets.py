@@ -21,9 +21,11 @@ from jaxformer.zoo import (
     gopher,
     gpt,
     gpt_oss,
+    granite,
     grok,
     hunyuan,
     lamda,
+    lfm,
     llama,
     minimax,
     mistral,
@@ -37,15 +39,16 @@ from jaxformer.zoo import (
     seed,
     smollm,
     stablelm,
+    switch,
     t5,
     transformer_2017,
 )
 
 FAMILIES = (
-    *(transformer_2017, gpt, t5, eleuther, lamda, gopher, bloom, opt, palm),
+    *(transformer_2017, gpt, t5, switch, eleuther, lamda, gopher, bloom, opt, palm),
     *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
     *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
-    *(minimax, nanochat, hunyuan, gpt_oss),
+    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm),
 )
 PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

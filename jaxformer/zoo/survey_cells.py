@@ -9,9 +9,11 @@ from jaxformer.config import (
     GLU,
     MLP,
     Alibi,
+    AttentionKind,
     ClampedGEGLU,
     Embedding,
     FeedForward,
+    Hybrid,
     LayerNorm,
     Learned,
     LMHead,
@@ -21,6 +23,7 @@ from jaxformer.config import (
     QKNorm,
     RMSNorm,
     Rope,
+    ShortConvolution,
     Sinusoid,
     T5Bias,
     TransformerConfig,
@@ -34,7 +37,7 @@ PositionCell = (
 )
 ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU"]
 TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm", "p-Rope"]
-WITHOUT_OPTION = ("Hybrid (Conv+Full)", "p-Rope")  # cells that no configuration has
+WITHOUT_OPTION = ("p-Rope",)  # cells that no configuration has
 
 MLP_ACTIVATION_CELLS: dict[str, ActivationCell] = {
     "relu": "ReLU",
@@ -87,9 +90,10 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
             window "Hybrid (SWA+Full)".
     """
     tricks: list[TrickCell] = []
-    if config.multi_head.qk_norm is not None:
+    attention = attending_kinds(config)[0]
+    if getattr(attention, "qk_norm", None) is not None:
         tricks.append("QK-norm")
-    if config.multi_head.logit_softcap is not None or config.head.softcap is not None:
+    if getattr(attention, "logit_softcap", None) is not None or config.head.softcap is not None:
         tricks.append("Logit soft capping")
     if config.norm_placement == "sandwich":
         tricks.append("Pre+post norm")
@@ -101,6 +105,12 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
         activation=activation_cell(config.feed_forward[0]),
         tricks=tuple(tricks),
     )
+
+
+def attending_kinds(config: TransformerConfig) -> tuple[AttentionKind, ...]:
+    """The different attention kinds of a model, without short convolutions."""
+    kinds = (x for x in config.attention_kinds if not isinstance(x, ShortConvolution))
+    return tuple(dict.fromkeys(kinds))
 
 
 def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
@@ -120,7 +130,8 @@ def config_from_cells(
     an untied LM head. "Parallel" has a norm for each branch, as in the lecture's formula. Without
     pre-norm a norm follows each residual sum, as in 2017, and there is no final norm. "Logit soft
     capping" caps scores at 50 and logits at 30, as in Gemma 2. There are 64 learned positions.
-    "Hybrid (SWA+Full)" has a window of 16 tokens in three of four layers.
+    "Hybrid (SWA+Full)" has a window of 16 tokens in three of four layers, "Hybrid (Conv+Full)" a
+    short convolution in one of two.
 
     Args:
         listed: The cells; `BLANK_DEFAULTS` replaces blank ones.
@@ -143,25 +154,29 @@ def config_from_cells(
         "Alibi": (Alibi(),),
         "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
         "Hybrid (SWA+Full)": (Rope(),),
+        "Hybrid (Conv+Full)": (Rope(),),
     }.get(filled.position or "", (None,))
     windows = (16, 16, 16, None) if filled.position == "Hybrid (SWA+Full)" else (None,)
     embedding_positions: dict[str | None, Sinusoid | Learned] = {
         "Sine": Sinusoid(),
         "Absolute": Learned(max_length=64),
     }
+    attention = MultiHead(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        positions=positions,
+        windows=windows,
+        qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
+        logit_softcap=50.0 if has_softcap else None,
+    )
+    convolution = ShortConvolution(num_heads=heads, head_dim=head_dim)
+    is_hybrid = filled.position == "Hybrid (Conv+Full)"
     return TransformerConfig(
         vocab_size=128,
         model_dim=heads * head_dim,
         num_layers=max(2, len(positions), len(windows)),
-        attention=MultiHead(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            positions=positions,
-            windows=windows,
-            qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
-            logit_softcap=50.0 if has_softcap else None,
-        ),
+        attention=Hybrid(kinds=(convolution, attention)) if is_hybrid else attention,
         feed_forward=(_feed_forward(filled.activation, hidden_dim=88),),
         topology=topology,
         block="serial" if filled.block == "Serial" else "parallel",
@@ -187,6 +202,8 @@ def _position(config: TransformerConfig, *, names_windows: bool) -> PositionCell
         frozenset({TransformerXL}): "Relative",
         frozenset({type(None)}): "none",
     }
+    if any(isinstance(kind, ShortConvolution) for kind in config.attention_kinds):
+        return "Hybrid (Conv+Full)"
     cell = names.get(_types(config.attention.positions), "mixed")
     mixes_windows = len({window is None for window in config.attention.windows}) > 1
     return "Hybrid (SWA+Full)" if names_windows and mixes_windows and cell == "RoPE" else cell

@@ -81,7 +81,7 @@ class SurveyRow:
         without a column.
 
         Raises:
-            ValueError: There is no option for a cell: rows 43 and 44.
+            ValueError: There is no option for a cell: row 44.
         """
         return config_from_cells(
             self.listed, relative_positions=self.relative_positions, topology=self.topology

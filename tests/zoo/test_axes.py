@@ -45,7 +45,9 @@ def test_positions():
     assert list(routers) == [*kinds, "RoPE and none"]
     assert routers["ALiBi"] == ["BLOOM (175B)", "baichuan-2-13b"]
     assert routers["learned"] == ["GPT", "GPT2", "GPT3 (175B)", "OPT (175B)"]
-    assert routers["T5 bias"] == ["T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA"]
+    assert routers["T5 bias"] == [
+        *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
+    ]
     assert routers["RoPE and none"] == ["Command A", "smollm3-3b", "exaone-4-32b"]
     assert "Baichuan 2" in routers["RoPE"] and "baichuan-2-7b" not in routers["RoPE"]
 
@@ -56,7 +58,7 @@ def test_what_few_chose():
     assert names_of("norm")["RMSNorm, no parameters"] == ["nanochat-d32"]
     assert "DBRX" in names_of("norm")["LayerNorm, no bias"]
     assert names_of("block")["parallel"] == ["GPT-NeoX", "falcon-40b"]
-    assert names_of("attention")["latent"] == ["DeepSeek v3"]
+    assert names_of("attention")["latent"] == ["DeepSeek v3", "glm-4.7-flash"]
     assert names_of("attention")["multi-query"] == ["PaLM (540B)", "falcon-7b", "gemma-3-1b"]
     assert names_of("window")["in 5 of 6 layers"] == ["Gemma 3"]
     assert names_of("window")["in every layer"] == ["Mistral (7B)", "phi-3-mini", "phi-3-medium"]
@@ -69,10 +71,20 @@ def test_what_few_chose():
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
     assert "command-r" in qk_norms["none"] and "Command R+" not in qk_norms["none"]
+    assert names_of("sinks")["each head"] == ["gpt-oss-20b", "gpt-oss-120b"]
     assert "Qwen 3 (8B)" not in names_of("attention-bias")["query, key, value"]
     assert "arcee-4.5b" in names_of("activation")["SqReLu"]
     assert "SmolLM2 (1.7B)" in names_of("head")["tied"]
-    assert len(names_of("topology")["EncoderDecoder"]) == 4
+    assert len(names_of("topology")["EncoderDecoder"]) == 5
+
+
+def test_short_convolutions_stand_beside_attention():
+    """LFM 2.5: the other axes are those of its layers with attention."""
+    config = zoo.get("lfm-2.5-1.2b")
+    choices = {axis: choose(config) for axis, choose in zoo.AXES.items()}
+    assert choices["attention"] == "convolution and grouped-query"
+    position, window, qk_norm = (choices[axis] for axis in ("position", "window", "qk-norm"))
+    assert (position, window, qk_norm) == ("RoPE", "none", "each head")
 
 
 def test_routers_are_of_mixtures_only():
@@ -80,12 +92,15 @@ def test_routers_are_of_mixtures_only():
     assert routers["softmax, groups, scaled"] == ["deepseek-v2"]
     assert routers["sigmoid, a bias of the choice, groups, renormalised, scaled"] == ["DeepSeek v3"]
     assert routers["softmax, renormalised"] == [
-        *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b")
+        *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "hunyuan-a13b"),
+        *("gpt-oss-20b", "gpt-oss-120b"),
     ]
+    assert routers["softmax, limited capacity"] == ["Switch Transformer"]
     mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
+    mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (9, 6)
+    assert (branches["experts"], branches["experts, some shared"]) == (10, 9)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 

@@ -115,6 +115,8 @@ EXACT = {
     "minimax-m2": 228_689_764_864,
     "nanochat-d32": 1_879_048_192,
     "hunyuan-3": 295_033_543_488,
+    "granite-3.3-8b": 8_170_864_640,
+    "lfm-2.5-1.2b": 1_170_340_608,
 }
 # Elements of files that hold, besides, the layer that predicts a second token, with tables of its
 # own.
@@ -140,6 +142,14 @@ ROUNDED = {
     "baichuan-2-13b": (13.9, 0.05),  # model page
     "dbrx": (132, 0.5),  # announcement
     "arcee-4.5b": (4.6, 0.05),  # model page
+    "switch-base-8": (0.62, 0.005),  # files of 2.48 and 15.2 GB in float32
+    "switch-base-64": (3.8, 0.05),
+    "switch-base-128": (7, 0.5),  # table 9
+    "ministral-3-8b": (8.4, 0.1),  # model page, cut: the text model
+    "glm-4.7-flash": (30, 0.5),  # model page
+    "ernie-4.5-21b-a3b": (21, 1),  # its name, cut
+    "hunyuan-a13b": (80, 0.5),  # abstract
+    "granite-3.3-2b": (2.5, 0.05),  # model page
 }
 # Without tables of tokens and head.
 NON_EMBEDDING = {
@@ -166,6 +176,12 @@ ACTIVE = {
     "hunyuan-3": (21, 0.5, 0),  # model page
     "gpt-oss-20b": (3.61, 0.005, 1),  # model card, table 1
     "gpt-oss-120b": (5.13, 0.005, 1),
+    "switch-base-8": (0.223, 0.001, 0),  # section 2: as many as T5-Base
+    "switch-base-64": (0.223, 0.001, 0),
+    "switch-base-128": (0.223, 0.002, 0),
+    "glm-4.7-flash": (3, 0.5, 2),  # model page
+    "ernie-4.5-21b-a3b": (3, 0.5, 0),  # its name
+    "hunyuan-a13b": (13, 0.5, 0),  # abstract
 }
 
 

@@ -44,11 +44,19 @@ def test_table(monkeypatch, capsys):
     assert lines[at + 1].strip() == "tricks: Z-loss, QK-norm" and lines[at + 2].startswith("23")
     at = next(i for i, line in enumerate(lines) if line.startswith("35 Mixtral"))
     assert lines[at + 1].split() == ["released:", "RMSNorm", "Serial", "yes", "RoPE", "SwiGLU"]
-    at = next(i for i, line in enumerate(lines) if line.startswith("43 LFM"))
-    assert lines[at + 2].strip() == "missing:  a short convolution in place of attention"
+    at = next(i for i, line in enumerate(lines) if line.startswith("44 Gemma 4"))
+    assert lines[at + 2].strip().startswith("missing:  embeddings for each layer, keys and")
     closing = " ".join(lines[lines.index("") :])
-    assert "45 rows as the lecture lists them, the last 7 since 2026, 40 with a preset" in closing
+    assert "45 rows as the lecture lists them, the last 7 since 2026, 42 with a preset" in closing
     assert "A star: something about the model is assumed" in closing
+
+
+def test_the_state_of_recurrent_layers_does_not_grow(monkeypatch, capsys):
+    """On paper: keys and values of 6 layers, two inputs of 10 convolutions."""
+    out = run(monkeypatch, capsys, "lfm-2.5-1.2b")
+    assert f"KV cache per token      {6 * 2 * 8 * 64 * 2:,} bytes (12.0 KiB) in bfloat16" in out
+    assert f"and {10 * 2 * 2048 * 2:,} bytes for any number of tokens: 10 of 16 layers are" in out
+    assert "layers have a window" not in out
 
 
 def test_mixtures(monkeypatch, capsys):

@@ -44,8 +44,11 @@ def gradient(config, **sizes):
 def test_every_design_spreads(name):
     config = EVERY[name]
     choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
-    third = "expert" if any(isinstance(choice, MoE) for choice in choices) else "fsdp"
-    loss, gradients = gradient(config, **{"tensor": 2, "context": 2, third: 2})
+    mixtures = [choice for choice in choices if isinstance(choice, MoE)]
+    needs_rows = any(moe.router.capacity is not None for moe in mixtures)
+    needs_rows |= any(kind.is_recurrent for kind in config.attention_kinds)
+    second, third = "data" if needs_rows else "context", "expert" if mixtures else "fsdp"
+    loss, gradients = gradient(config, **{"tensor": 2, second: 2, third: 2})
     true_loss, true_gradients = gradient(config, data=1)
     np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
     leaves = jax.tree.leaves(true_gradients)

@@ -40,6 +40,16 @@ OLMO_3 = {
     "sliding_attention": rope(5e5),
 }
 
+GRANITE_3 = {
+    "vocab_size": 49_159,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "rope_parameters": rope(1e7),
+}
+SWITCH = {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6}
+
 
 def size(width, layers, heads, kv_heads=None, hidden=None):
     fields = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -245,6 +255,32 @@ CONFIGS = {
         **size(2048, 32, 16, 16, 8192), vocab_size=65_536, rope_parameters=rope(1e4)
     ),
     "hunyuan-3": t.HYV3Config(),
+    "switch-base-8": t.SwitchTransformersConfig(**SWITCH),
+    "switch-base-64": t.SwitchTransformersConfig(**SWITCH, num_experts=64),
+    "ministral-3-8b": t.Ministral3Config(),
+    "glm-4.7-flash": t.Glm4MoeLiteConfig(rope_parameters=rope(1e6)),
+    "ernie-4.5-21b-a3b": t.Ernie4_5_MoeConfig(),
+    "hunyuan-a13b": t.HunYuanMoEV1Config(
+        **size(4096, 32, 32, 8, 3072),
+        vocab_size=128_167,
+        head_dim=128,
+        num_experts=64,
+        moe_topk=8,
+        tie_word_embeddings=True,
+        rope_parameters={**rope(1e4), "rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    ),
+    "granite-3.3-2b": t.GraniteConfig(
+        **size(2048, 40, 32, 8, 8192), **GRANITE_3, attention_multiplier=1 / 64, logits_scaling=8.0
+    ),
+    "granite-3.3-8b": t.GraniteConfig(
+        **size(4096, 40, 32, 8, 12_800),
+        **GRANITE_3,
+        attention_multiplier=1 / 128,
+        logits_scaling=16.0,
+    ),
+    "lfm-2.5-1.2b": t.Lfm2Config(
+        **size(2048, 16, 32, 8, 12_288), full_attn_idxs=[2, 5, 8, 10, 12, 14]
+    ),
 }
 
 if __name__ == "__main__":
