@@ -6,6 +6,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.sequence_parts import (
+    apply_affine,
+    join_parts,
+    part_documents,
+    split_masks,
+    split_parts,
+    states_between_parts,
+    zeros_and_identity,
+)
 
 
 class CausalConvolution(NamedTuple):
@@ -24,6 +33,7 @@ def causal_convolution(
     initial_state: Float[Array, "*batch taps C"] | None = None,
     segments: Integer[Array, "*#batch T"] | None = None,
     valid: Bool[Array, "*#batch T"] | None = None,
+    axis_name: str | None = None,
 ) -> CausalConvolution:
     """Depthwise causal convolution of K taps over time.
 
@@ -41,9 +51,12 @@ def causal_convolution(
             before its first token are zeros.
         valid: False for padding, which is skipped: its outputs mean nothing, and the next token's
             inputs are those before it.
+        axis_name: Mesh axis over which the sequence is sharded in the order of `zigzag_order`,
+            inside `jax.shard_map`.
 
     Returns:
-        The outputs, computed in float32, in the dtype of `x`, and the state in the dtype of `x`.
+        The outputs, computed in float32, in the dtype of `x`, and the state in the dtype of `x`,
+        that after the whole sequence.
 
     Raises:
         ValueError: If `initial_state` does not have K - 1 tokens.
@@ -69,6 +82,20 @@ def causal_convolution(
         raise ValueError(
             f"initial_state must have K - 1 tokens, {shape}; got {initial_state.shape}."
         )
+    if axis_name is not None:
+        masks = split_masks(segments, valid, (*batch, T))
+        parts = split_parts(x, -2)
+        widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], K - 1), x.dtype)], axis=-1)
+        start = zeros_and_identity(initial_state.astype(x.dtype))
+        ends = causal_convolution(
+            widened, jnp.zeros((K, C + K - 1)), initial_state=start, **masks
+        ).state
+        documents = part_documents(masks, parts[..., 0])
+        before, after = states_between_parts(
+            apply_affine, ends, documents, initial_state.astype(x.dtype), axis_name
+        )
+        output = causal_convolution(parts, kernel, bias, initial_state=before, **masks).output
+        return CausalConvolution(join_parts(output, -2), after)
     order, count = None, None
     if valid is not None:  # valid tokens first, in order
         valid = jnp.broadcast_to(valid, (*batch, T))

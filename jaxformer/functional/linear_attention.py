@@ -10,6 +10,15 @@ from jaxtyping import Array, Bool, Float, Float32, Integer
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.decay import token_steps
+from jaxformer.functional.sequence_parts import (
+    apply_affine,
+    join_parts,
+    part_documents,
+    split_masks,
+    split_parts,
+    states_between_parts,
+    zeros_and_identity,
+)
 
 LinearAttentionMethod = Literal["scan", "chunked"]
 LINEAR_ATTENTION_CHUNK = 64
@@ -52,6 +61,7 @@ def linear_attention(
     valid: Bool[Array, "*#batch T"] | None = None,
     method: LinearAttentionMethod = "chunked",
     chunk_size: int = LINEAR_ATTENTION_CHUNK,
+    axis_name: str | None = None,
 ) -> LinearAttention:
     """Linear attention: a matrix of keys and values that decays, and that each query reads.
 
@@ -78,9 +88,12 @@ def linear_attention(
         method: "scan" is token by token; "chunked" multiplies matrices inside of chunks, the delta
             rule by one triangular system a chunk, and hands the state from chunk to chunk.
         chunk_size: Tokens per chunk; the number of tokens makes one chunk of all.
+        axis_name: Mesh axis over which the sequence is sharded in the order of `zigzag_order`,
+            inside `jax.shard_map`. Each device first works out what its parts do to a state.
 
     Returns:
-        The outputs, computed in float32, in the dtype of `value`, and the state in float32.
+        The outputs, computed in float32, in the dtype of `value`, and the state in float32, that
+        after the whole sequence.
 
     Raises:
         ValueError: N is not a multiple of K, `log_decay` has another shape, `chunk_size` is below
@@ -123,9 +136,17 @@ def linear_attention(
             f"log_decay must be one per head, of shape {shape}, or one per feature of the key, "
             f"{(*shape, key.shape[-1])}; got {decay.shape}."
         )
+    weight = jnp.ones(shape) if beta is None else beta
+    state = initial_state
+    if state is None:
+        state = jnp.zeros((*shape[:-2], N, key.shape[-1], value.shape[-1]))
+    state = state.astype(jnp.float32)
+    if axis_name is not None:
+        options: dict[str, Any] = dict(delta_rule=delta_rule, method=method, chunk_size=chunk_size)
+        arrays = dict(query=query, key=key, value=value, log_decay=decay, beta=weight)
+        return _across_devices(axis_name, state, arrays, segments, valid, options)
     decay = decay if decay.ndim == value.ndim else decay[..., None]
     steps = token_steps(value, segments, valid)
-    weight = jnp.ones(shape) if beta is None else beta
 
     def head_major(x: Array, *, repeat: int = 1) -> Float32[Array, "..."]:
         return jnp.repeat(jnp.moveaxis(x.astype(jnp.float32), -2, -3), repeat, axis=-3)
@@ -139,13 +160,36 @@ def linear_attention(
         head_major(weight[..., None]),
         jnp.broadcast_to(steps.segment, shape[:-1])[..., None, :],
     )
-    state = initial_state
-    if state is None:
-        state = jnp.zeros((*shape[:-2], N, key.shape[-1], value.shape[-1]))
-    state = pvary_like(state.astype(jnp.float32), tokens)
+    state = pvary_like(state, tokens)
     run = _scan if method == "scan" else partial(_chunked, chunk_size=chunk_size)
     output, state = run(tokens, state, delta_rule)
     return LinearAttention(jnp.moveaxis(output, -3, -2).astype(value.dtype), state)
+
+
+def _across_devices(
+    axis_name: str,
+    state: Array,
+    arrays: dict[str, Any],
+    segments: Array | None,
+    valid: Array | None,
+    options: dict[str, Any],
+) -> LinearAttention:
+    """Linear attention over a sequence sharded over a mesh axis.
+
+    What follows a part is affine in the state before it: columns of values that are zero, begun
+    with the identity, become the matrix that multiplies the state.
+    """
+    axis, masks = state.ndim - 3, split_masks(segments, valid, arrays["value"].shape[:-2])
+    arrays = {name: split_parts(x, axis) for name, x in arrays.items()}
+    value = arrays["value"]
+    zeros = jnp.zeros((*value.shape[:-1], state.shape[-2]), value.dtype)
+    widened = arrays | {"value": jnp.concatenate([value, zeros], axis=-1)}
+    start = zeros_and_identity(state)
+    parts = linear_attention(**widened, **masks, initial_state=start, **options).state
+    documents = part_documents(masks, value[..., 0, 0])
+    before, after = states_between_parts(apply_affine, parts, documents, state, axis_name)
+    output = linear_attention(**arrays, **masks, initial_state=before, **options).output
+    return LinearAttention(join_parts(output, axis), after)
 
 
 def _scan(tokens: Tokens, state: Array, delta_rule: bool) -> tuple[Array, Array]:

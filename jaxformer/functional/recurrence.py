@@ -1,6 +1,6 @@
 """Linear recurrence of decay attention: sequential scan, associative scan, or chunkwise."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,13 @@ from jaxformer.functional.decay import (
     transition_power,
 )
 from jaxformer.functional.rope import Pairing
+from jaxformer.functional.sequence_parts import (
+    join_parts,
+    part_documents,
+    split_masks,
+    split_parts,
+    states_between_parts,
+)
 
 RecurrenceMethod = Literal["scan", "associative", "chunked"]
 RECURRENCE_CHUNK = 64
@@ -46,6 +53,7 @@ def linear_recurrence(
     method: RecurrenceMethod = "chunked",
     chunk_size: int = RECURRENCE_CHUNK,
     pairing: Pairing = "halves",
+    axis_name: str | None = None,
 ) -> Recurrence:
     """Diagonal linear recurrence: h[i] = gamma * exp(-i theta) * h[i - 1] + value[i].
 
@@ -68,9 +76,12 @@ def linear_recurrence(
             memory, since the state is rounded once per chunk.
         chunk_size: Tokens per chunk.
         pairing: Features that form a pair, as in `rotate`.
+        axis_name: Mesh axis over which the sequence is sharded in the order of `zigzag_order`,
+            inside `jax.shard_map`.
 
     Returns:
-        The outputs, computed in float32, in the dtype of `value`, and the state in float32.
+        The outputs, computed in float32, in the dtype of `value`, and the state in float32, that
+        after the whole sequence.
 
     Raises:
         ValueError: The shape of `theta` is wrong, a gamma that is not traced is outside [0, 1],
@@ -100,6 +111,28 @@ def linear_recurrence(
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     # Devices then sum the gradients of the rates, not of the complex numbers computed from them.
     gamma, theta = pvary_like((gamma, theta), value)
+    if axis_name is not None:
+        options: dict[str, Any] = dict(method=method, chunk_size=chunk_size, pairing=pairing)
+        masks = split_masks(segments, valid, value.shape[:-2])
+        parts = split_parts(value, -3)
+        zeros = jnp.zeros(parts[..., 0, :, :].shape)
+        ones = to_real(jnp.ones_like(to_complex(zeros, theta, pairing)), pairing)
+
+        def advance(state: Array, part: tuple[Array, Array]) -> Array:
+            own, factor = (to_complex(x, theta, pairing) for x in part)
+            return to_real(own + factor * to_complex(state, theta, pairing), pairing)
+
+        def run(parts: Array, state: Array) -> Recurrence:
+            return linear_recurrence(parts, gamma, theta, initial_state=state, **masks, **options)
+
+        before, after = states_between_parts(
+            advance,
+            (run(parts, zeros).state, run(jnp.zeros_like(parts), ones).state),
+            part_documents(masks, parts[..., 0, 0]),
+            zeros[0] if initial_state is None else initial_state.astype(jnp.float32),
+            axis_name,
+        )
+        return Recurrence(join_parts(run(parts, before).output, -3), after)
     steps = token_steps(value, segments, valid)
     z = to_head_major(value, theta, pairing)
     z = jnp.where(expand_tokens(steps.valid), z, 0)

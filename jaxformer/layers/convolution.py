@@ -32,11 +32,6 @@ class Convolution(nn.Module):
         """Convolve over time; returns the outputs and the new cache."""
         heads = self.num_heads, self.head_dim
         taps, runtime = c.FanIn(), self.runtime
-        if (context := runtime.mesh_axes.context) is not None:
-            raise ValueError(
-                "A convolution reads earlier tokens, so the sequence cannot be sharded; "
-                f"got the context axis {context!r}."
-            )
         kernel = sharded_parameter(
             self,
             "kernel",
@@ -61,6 +56,7 @@ class Convolution(nn.Module):
             initial_state=state,
             segments=inputs.segments,
             valid=inputs.valid,
+            axis_name=runtime.mesh_axes.context,
         )
         output = result.output.reshape(x.shape)
         if cache is None:

@@ -254,7 +254,7 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             if indivisible_heads := attention.indivisible_heads(n["tensor"]):
                 yield f"{prefix}{indivisible_heads}"
-            if n["context"] > 1 and attention.is_recurrent:
+            if n["context"] > 1 and not attention.shards_sequence:
                 yield (
                     f"context {n['context']}, but {type(attention).__name__} is recurrent over "
                     "the sequence, which cannot be sharded"

@@ -1,9 +1,13 @@
 """Linear attention against its recurrence in NumPy in float64, its forms and its cases."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxformer import functional
 from tests.functional.jitted_functions import F
@@ -117,6 +121,57 @@ def test_gradients_are_the_loops(features, delta_rule, form):
         actual = np.sum(np.float64(gradient) * direction, axis=axes)
         bound = 1 + np.sqrt(np.sum(gradient**2, axis=axes) * np.sum(direction**2, axis=axes))
         np.testing.assert_allclose(actual / bound, expected / 2e-5 / bound, atol=1e-5)
+
+
+def by_four_devices(function, x, initial_state):
+    """The function of shares of arrays [rows, T, ...] in zigzag order, as of the whole arrays."""
+    mesh = jax.make_mesh((4,), ("context",), (AxisType.Auto,), devices=jax.devices()[:4])
+    order = functional.zigzag_order(x["query"].shape[1], 4)
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(None, "context"), P()), out_specs=P("context"))
+    def run(x, initial_state):
+        result = function(**x, initial_state=initial_state, axis_name="context")
+        return jnp.swapaxes(result.output, 0, 1), result.state[None]
+
+    output, states = run({name: array[:, order] for name, array in x.items()}, initial_state)
+    return jnp.swapaxes(output, 0, 1)[:, np.argsort(order)], states
+
+
+@RULES
+def test_devices_that_share_the_sequence_hand_states_along(delta_rule):
+    """The outputs, the last state and the gradients are those of one device."""
+    x, documents = draw(features=H, rows=2, length=32), draw_documents(rows=2, length=32)
+    documents["segments"][1] = 0
+    documents["segments"][1, 4:12], documents["valid"][1, 4:12] = 9, False  # two parts of padding
+    real, weights = documents["valid"], draw(3, rows=2, length=32)
+    attend = partial(functional.linear_attention, delta_rule=delta_rule, chunk_size=3)
+
+    def whole(x):
+        result = attend(**x, **documents)
+        return result.output, result.state[None]
+
+    def sharded(x):
+        arrays = {name: array for name, array in x.items() if name != "initial_state"}
+        return by_four_devices(attend, arrays | documents, x["initial_state"])
+
+    def outputs_and_gradients(function):
+        def total(x):
+            output, states = function(x)
+            output = jnp.where(real[..., None, None], output, 0)
+            loss = jnp.sum(output * weights["value"]) + jnp.sum(
+                states[-1] * weights["initial_state"]
+            )
+            return loss, (output, states)
+
+        return jax.jit(jax.grad(total, has_aux=True))(x)
+
+    gradients, (output, states) = outputs_and_gradients(sharded)
+    expected_gradients, (expected, expected_states) = outputs_and_gradients(whole)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    for state in states:
+        np.testing.assert_allclose(state, expected_states[0], atol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
 @RULES

@@ -223,3 +223,43 @@ def test_room_is_a_multiple_of_an_even_share_and_never_more_than_all(
     rows, devices, share, expected
 ):
     assert F.expert_capacity(rows, devices, share) == expected
+
+
+def recurrence(x, **options):
+    gamma, theta = jnp.array([0.5, 0.9]), draw(2, 2)
+    return F.linear_recurrence(x.reshape(*x.shape[:-1], 2, 4), gamma, theta, **options)
+
+
+def convolution(x, **options):
+    return F.causal_convolution(x, draw(4, 8), draw(8), **options)
+
+
+@pytest.mark.parametrize("function", [recurrence, convolution])
+def test_states_are_handed_along_a_sequence_in_zigzag_order(function):
+    """A part has fewer tokens than the convolution has taps, or none that is valid."""
+    x, initial = draw(2, 16, 8), draw(2, 3, 8, seed=1)
+    initial = initial[:, 0].reshape(2, 2, 4) if function is recurrence else initial
+    rng = np.random.default_rng(0)
+    segments, valid = np.cumsum(rng.random((2, 16)) < 0.2, axis=1), rng.random((2, 16)) < 0.8
+    segments[1], segments[1, 2:6], valid[1, 2:6] = 0, 9, False
+    expected = function(x, initial_state=initial, segments=segments, valid=valid)
+
+    def share(x, segments, valid):
+        masks = dict(segments=segments, valid=valid, axis_name="parts")
+        output, state = function(x, initial_state=jnp.asarray(initial), **masks)
+        return jnp.swapaxes(output, 0, 1), state[None]
+
+    order, parts = F.zigzag_order(16, DEVICES), P(None, "parts")
+    sharded = shared_out(share, parts, parts, parts, out=P("parts"))
+    output, states = sharded(x[:, order], segments[:, order], valid[:, order])
+    output = np.swapaxes(output, 0, 1)[:, np.argsort(order)]
+    np.testing.assert_allclose(output[valid], expected.output[valid], atol=1e-5)
+    for state in states:
+        np.testing.assert_allclose(state, expected.state, atol=1e-5)
+
+
+def test_a_device_has_an_even_number_of_tokens():
+    with pytest.raises(ValueError, match="number of tokens must be even; got 3"):
+        shared_out(lambda x: convolution(x, axis_name="parts").output, P("parts"), out=P("parts"))(
+            draw(12, 8)
+        )

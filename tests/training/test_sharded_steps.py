@@ -47,7 +47,7 @@ CASES = [
     ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
-    ("hybrid", dict(data=2, fsdp=2, tensor=2), dict(remat="dots")),
+    ("hybrid", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),  # states handed along
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
     ("phi-3-small", dict(context=4, tensor=2), dict(remat="full")),  # and here masks of each head
@@ -62,7 +62,8 @@ SELDOM = [
     ),
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
     ("scaled queries", dict(fsdp=2, context=2, tensor=2), {}),
-    ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
+    ("lfm-2.5-1.2b", dict(context=4, tensor=2), {}),  # convolutions
+    ("decay", dict(data=2, context=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
     ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),
     ("llama-2-70b", dict(fsdp=2, context=2), {}),
     ("transformer-base", dict(fsdp=2, context=2, tensor=2), {}),

@@ -46,7 +46,6 @@ def test_every_design_spreads(name):
     choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
     mixtures = [choice for choice in choices if isinstance(choice, MoE)]
     needs_rows = any(moe.router.capacity is not None for moe in mixtures)
-    needs_rows |= any(kind.is_recurrent for kind in config.attention_kinds)
     second, third = "data" if needs_rows else "context", "expert" if mixtures else "fsdp"
     loss, gradients = gradient(config, **{"tensor": 2, second: 2, third: 2})
     true_loss, true_gradients = gradient(config, data=1)

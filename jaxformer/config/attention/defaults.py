@@ -12,7 +12,8 @@ class AttentionDefaults:
         is_branch: Whether the layer has this branch at all.
         has_scores: Whether positions, masks and windows enter scores of queries and keys.
         has_weights: Whether there are attention weights, for `inspect.attention_maps`.
-        is_recurrent: Whether it is a recurrence over the sequence, which cannot be sharded.
+        is_recurrent: Whether it is a causal recurrence over the sequence.
+        shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
     """
 
@@ -20,6 +21,7 @@ class AttentionDefaults:
     has_scores = True
     has_weights = True
     is_recurrent = False
+    shards_sequence = True
     query_scaling: QueryScaling | None = None
 
     def indivisible_heads(self, tensor: int) -> str | None:

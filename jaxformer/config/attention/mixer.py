@@ -42,13 +42,15 @@ class Mixer(RecurrentDefaults, Option, protocol=True):
     A token may depend only on itself and on earlier tokens of its document (`inputs.segments`).
     `params` are the arrays by name, in the dtype of the computation. Under tensor parallelism each
     device gets its shard of "heads", and the outputs of the devices are summed: so the last matrix
-    product must contract "heads". In training the cache is None, and None is returned.
+    product must contract "heads". The sequence is not sharded: a mesh with a context axis is an
+    error. In training the cache is None, and None is returned.
 
     `capacity` is 1 for a recurrent state. A cache with one slot per token sets `windows = (None,)`;
     then `capacity` is its number of slots, and longer sequences are an error.
     """
 
     num_heads: int
+    shards_sequence = False
     biases = ()
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")

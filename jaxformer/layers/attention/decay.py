@@ -26,7 +26,7 @@ class DecayTrace(NamedTuple):
 class DecayAttention(nn.Module):
     """Decay attention: chunkwise for sequences, one recurrence step per token with a cache.
 
-    Heads are sharded over `tensor`. Sequences are not sharded, because the state is recurrent.
+    Heads are sharded over `tensor`, sequences over `context`, with states handed along.
     """
 
     config: c.TransformerConfig
@@ -38,11 +38,6 @@ class DecayAttention(nn.Module):
 
     def setup(self):
         cfg, init = self.attention, self.config.initialisation
-        if self.runtime.mesh_axes.context is not None:
-            raise ValueError(
-                "Decay is recurrent over the sequence, which cannot be sharded; got the context "
-                f"axis {self.runtime.mesh_axes.context!r}."
-            )
         heads = (cfg.num_heads, cfg.head_dim)
         self.value = Linear(
             heads,
@@ -84,6 +79,7 @@ class DecayAttention(nn.Module):
             segments=inputs.segments,
             valid=inputs.valid,
             pairing="halves" if attention.angles is None else attention.angles.pairing,
+            axis_name=self.runtime.mesh_axes.context,
         )
         y = self.out(output.astype(self.runtime.dtype))
         if cache is None:

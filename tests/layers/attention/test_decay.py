@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, costs, generate, save_pretrained
 from jaxformer import config as c
@@ -15,7 +14,6 @@ from jaxformer.data import Batch
 from jaxformer.generation import Beam, Greedy
 from jaxformer.layers import RuntimeConfig, empty_cache, take_rows
 from jaxformer.layers.attention.decay import DecayAttention
-from jaxformer.layers.runtime import MeshAxes
 from jaxformer.parallel import MeshConfig, check_divisible, make_mesh, parameter_metadata, put_batch
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
@@ -303,26 +301,11 @@ def test_an_odd_head_may_decay_without_turning():
     assert replace(KIND, head_dim=5, angles=None).head_dim == 5
 
 
-def test_time_is_not_shared_out():
-    """By the mesh before anything is compiled, and by the layer for who goes without it."""
+def test_heads_that_do_not_divide():
     config = replace(CONFIG, model_dim=16, attention=replace(KIND, num_heads=4))
     check_divisible(config, dict(data=2, fsdp=2), batch_size=4, lengths=[16])
-    with pytest.raises(ValueError, match="context 2, but Decay is recurrent over the sequence"):
-        check_divisible(config, dict(context=2), batch_size=4, lengths=[16])
     with pytest.raises(ValueError, match="num_heads 4 is not divisible by tensor 8"):
         check_divisible(config, dict(tensor=8))
-    mesh = make_mesh(MeshConfig(context=2), jax.devices()[:2])
-    module = DecayAttention(
-        CONFIG, KIND, None, RuntimeConfig(mesh_axes=MeshAxes(context="context"))
-    )
-    run = jax.shard_map(
-        lambda x: module.init(jax.random.key(0), x, NO_INPUTS),
-        mesh=mesh,
-        in_specs=P(None, "context"),
-        out_specs=P(),
-    )
-    with pytest.raises(ValueError, match="cannot be sharded; got the context axis 'context'"):
-        run(jnp.zeros((1, 4, D)))
 
 
 @pytest.mark.slow

@@ -1,0 +1,124 @@
+"""States of a recurrence over a sequence that devices share in the order of `zigzag_order`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxformer.functional.collectives import pvary_like
+
+T = TypeVar("T")
+
+
+class PartDocuments(NamedTuple):
+    """Documents at the ends of a part: of its first and its last valid token, if it has any."""
+
+    first: Integer[Array, "*batch"]
+    last: Integer[Array, "*batch"]
+    has_tokens: Bool[Array, "*batch"]
+
+
+def split_parts(x: Array, axis: int) -> Array:
+    """Stack a device's two parts of the sequence, [2, ...].
+
+    Raises:
+        ValueError: The number of tokens is odd.
+    """
+    if x.shape[axis] % 2:
+        raise ValueError(
+            "A device has two parts of equal length of a sharded sequence (`zigzag_order`), so its "
+            f"number of tokens must be even; got {x.shape[axis]}."
+        )
+    return jnp.stack(jnp.split(x, 2, axis=axis))
+
+
+def join_parts(x: Array, axis: int) -> Array:
+    """Inverse of `split_parts`."""
+    return jnp.concatenate([x[0], x[1]], axis=axis)
+
+
+def part_documents(masks: dict[str, Any], like: Array) -> PartDocuments:
+    """Documents at the ends of parts of `like`'s shape [*batch, T], from `split_masks`."""
+    segments = masks.get("segments", jnp.zeros(like.shape, jnp.int32))
+    valid = masks.get("valid", jnp.ones(like.shape, bool))
+    first = jnp.argmax(valid, axis=-1)
+    last = valid.shape[-1] - 1 - jnp.argmax(valid[..., ::-1], axis=-1)
+
+    def at(index: Array) -> Array:
+        return jnp.take_along_axis(segments, index[..., None], axis=-1)[..., 0]
+
+    return PartDocuments(at(first), at(last), jnp.any(valid, axis=-1))
+
+
+def apply_affine(
+    state: Float[Array, "*batch S C"], part: Float[Array, "*batch S Z"]
+) -> Float[Array, "*batch S C"]:
+    """State after a part that has state and [own, matrix] as columns: matrix @ state + own."""
+    own, matrix = jnp.split(part, [state.shape[-1]], axis=-1)
+    return matrix @ state + own
+
+
+def zeros_and_identity(state: Float[Array, "*batch S C"]) -> Float[Array, "2 *batch S Z"]:
+    """Columns of the state before each part that make what comes after it an `apply_affine`."""
+    shape = 2, *state.shape
+    identity = jnp.broadcast_to(jnp.eye(shape[-2], dtype=state.dtype), (*shape[:-1], shape[-2]))
+    return jnp.concatenate([jnp.zeros(shape, state.dtype), identity], axis=-1)
+
+
+def split_masks(
+    segments: Array | None, valid: Array | None, shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Segments and valid tokens of a device's two parts, as arguments; those that there are."""
+    masks = {"segments": segments, "valid": valid}
+    return {
+        name: split_parts(jnp.broadcast_to(mask, shape), -1)
+        for name, mask in masks.items()
+        if mask is not None
+    }
+
+
+def states_between_parts(
+    advance: Callable[[Float[Array, "..."], T], Float[Array, "..."]],
+    summaries: T,
+    documents: PartDocuments,
+    initial_state: Float[Array, "..."],
+    axis_name: str,
+) -> tuple[Float[Array, "2 ..."], Float[Array, "..."]]:
+    """States before the two parts of this device, and the state after the whole sequence.
+
+    A summary is what a part does to the state before it: every device gathers the summaries of
+    all parts, which have no time axis, and applies them in order.
+
+    Args:
+        advance: State after a part, from the state before it and the part's summary.
+        summaries: Arrays [2, ...] of this device's parts.
+        documents: Of this device's parts; a part that begins with another document than that
+            before it begins with a state of zeros.
+        initial_state: State before the sequence.
+        axis_name: Mesh axis over which the sequence is sharded.
+    """
+
+    def in_order(x: Array) -> Array:
+        every = jax.lax.all_gather(x, axis_name)  # [devices, 2, ...]
+        return jnp.concatenate([every[:, 0], every[::-1, 1]])
+
+    def step(carry: Any, part: Any) -> tuple[Any, Array]:
+        state, document, has_begun = carry
+        summary, ends = part
+        continues = ~has_begun | ~ends.has_tokens | (ends.first == document)
+        continues = jnp.expand_dims(continues, tuple(range(continues.ndim, state.ndim)))
+        before = jnp.where(continues, state, 0)
+        document = jnp.where(ends.has_tokens, ends.last, document)
+        return (advance(before, summary), document, has_begun | ends.has_tokens), before
+
+    parts = jax.tree.map(in_order, (summaries, documents))
+    carry = (
+        initial_state,
+        jnp.zeros_like(documents.last[0]),
+        jnp.zeros_like(documents.has_tokens[0]),
+    )
+    (state, _, _), states = jax.lax.scan(step, pvary_like(carry, parts), parts)
+    index = jax.lax.axis_index(axis_name)
+    return states[jnp.stack([index, len(states) - 1 - index])], state
