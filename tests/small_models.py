@@ -11,8 +11,10 @@ from jaxformer.config import (
     GLU,
     Angles,
     Decay,
+    GatedNorm,
     Hybrid,
     Latent,
+    LinearAttention,
     LMHead,
     MoE,
     MultiHead,
@@ -21,6 +23,7 @@ from jaxformer.config import (
     Rope,
     SharedExpert,
     SharedKV,
+    StepDecay,
     TransformerConfig,
 )
 from jaxformer.parallel import abstract_parameters
@@ -131,6 +134,42 @@ LLAMA_VARIANTS = {
         TINY_LLAMA,
         num_layers=4,
         attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention)),
+    ),
+    "gated delta": replace(
+        TINY_LLAMA,
+        num_layers=4,
+        attention=Hybrid(
+            kinds=(
+                LinearAttention(num_heads=4, num_key_heads=2, key_dim=8, value_dim=16),
+                TINY_LLAMA.attention,
+            )
+        ),
+    ),
+    "mamba 2": replace(
+        TINY_LLAMA,
+        attention=LinearAttention(
+            num_heads=4,
+            num_key_heads=2,
+            key_dim=8,
+            value_dim=16,
+            delta_rule=False,
+            beta="step",
+            unit_vectors=False,
+            skip=True,
+            output=GatedNorm(over="group", placement="before_norm"),
+            biases=("convolution",),
+        ),
+    ),
+    "kimi delta": replace(
+        TINY_LLAMA,
+        attention=LinearAttention(
+            num_heads=4,
+            num_key_heads=4,
+            key_dim=8,
+            value_dim=8,
+            decay=StepDecay(over="feature", rank=6),
+            output=GatedNorm(activation="sigmoid", rank=6),
+        ),
     ),
     "shared": replace(
         TINY_LLAMA,

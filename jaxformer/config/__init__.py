@@ -10,6 +10,9 @@ from jaxformer.config.attention.hybrid import Attention as Attention
 from jaxformer.config.attention.hybrid import AttentionKind as AttentionKind
 from jaxformer.config.attention.hybrid import Hybrid as Hybrid
 from jaxformer.config.attention.latent import Latent as Latent
+from jaxformer.config.attention.linear_attention import GatedNorm as GatedNorm
+from jaxformer.config.attention.linear_attention import LinearAttention as LinearAttention
+from jaxformer.config.attention.linear_attention import StepDecay as StepDecay
 from jaxformer.config.attention.mixer import Mixer as Mixer
 from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.attention.multi_head import MultiHead as MultiHead

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
+from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.no_attention import NoAttention
@@ -223,7 +224,7 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-            case Mixer() | Hybrid() | NoAttention() | ShortConvolution():
+            case Mixer() | Hybrid() | NoAttention() | ShortConvolution() | LinearAttention():
                 name = type(self.attention).__name__
                 raise ValueError(f"{name} has no positions to replace; got {positions}.")
             case attention:

@@ -140,7 +140,8 @@ def cache_bytes(
 
     with numbers = 2 * kv_heads * head_dim for `MultiHead`, half as many for `SharedKV` (unless RoPE
     rotates only one of key and value), and latent_dim + rope_dim for `Latent`. `Decay` has a
-    float32 state of the size of one token's values instead.
+    float32 state of the size of one token's values instead, `LinearAttention` one of heads *
+    key_dim * value_dim, and the inputs of its convolutions.
 
     Args:
         config: The model.

@@ -70,7 +70,7 @@ def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
             return attention
         case c.Hybrid():
             return _canonical_hybrid(attention, depth)
-        case c.Decay() | c.ShortConvolution():
+        case c.Decay() | c.ShortConvolution() | c.LinearAttention():
             return replace(attention, biases=biases)
         case c.Latent(nope_dim=plain, rope_dim=rotary):
             width = plain + rotary

@@ -15,6 +15,7 @@ from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.decay import DecayAttention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
 from jaxformer.layers.attention.latent import LatentAttention
+from jaxformer.layers.attention.linear_attention import LinearAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
@@ -32,6 +33,7 @@ ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, 
     c.SharedKV: SharedKVAttention,
     c.Latent: LatentAttention,
     c.Decay: DecayAttention,
+    c.LinearAttention: LinearAttention,
     c.ShortConvolution: ShortConvolutionMixer,
 }
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]

@@ -210,6 +210,29 @@ def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
     return init_fn
 
 
+def log_uniform_init(low: float, high: float) -> Callable:
+    """Initialiser of logarithms of numbers drawn evenly between two limits."""
+
+    def init_fn(
+        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
+        return jnp.log(jax.random.uniform(key, shape, dtype, low, high))
+
+    return init_fn
+
+
+def step_bias_init(low: float, high: float) -> Callable:
+    """Initialiser whose softplus is spread evenly between two limits on a logarithmic scale."""
+
+    def init_fn(
+        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
+        logs = jax.random.uniform(key, shape, dtype, np.log(low), np.log(high))
+        return jnp.log(jnp.expm1(jnp.exp(logs)))  # the inverse of softplus
+
+    return init_fn
+
+
 def rope_frequency_init(base: float) -> Callable:
     """Initialiser that gives every head the RoPE frequencies."""
 

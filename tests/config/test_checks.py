@@ -48,6 +48,8 @@ NEEDED = {
     "num_heads": 4,
     "num_kv_heads": 2,
     "head_dim": 8,
+    "num_key_heads": 2,
+    "key_dim": 4,
     "latent_dim": 4,
     "nope_dim": 4,
     "rope_dim": 4,

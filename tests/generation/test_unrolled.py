@@ -16,6 +16,7 @@ from jaxformer.config import (
     EncoderDecoder,
     Hybrid,
     Latent,
+    LinearAttention,
     MultiHead,
     Rope,
     SharedKV,
@@ -40,7 +41,7 @@ ATTENTION = {
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles(learned=True)),
     "hybrid": Hybrid(
         kinds=(
-            Decay(num_heads=2, head_dim=4),
+            LinearAttention(num_heads=4, num_key_heads=2, key_dim=3, value_dim=4),
             MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(), Alibi(), None)),
         )
     ),

@@ -17,10 +17,12 @@ from jaxformer.config import (
     Embedding,
     ExpertGroups,
     Fire,
+    GatedNorm,
     Hybrid,
     Latent,
     LayerNorm,
     Learned,
+    LinearAttention,
     LMHead,
     MoE,
     MultiHead,
@@ -34,6 +36,7 @@ from jaxformer.config import (
     ShortConvolution,
     Sinusoid,
     SparseMixer,
+    StepDecay,
     T5Bias,
     TransformerXL,
     Yarn,
@@ -150,6 +153,31 @@ KINDS = {
     "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(pairing="neighbours")),
     "convolution": ShortConvolution(
         num_heads=2, head_dim=3, width=4, biases=("in", "convolution", "out")
+    ),
+    "gated delta": LinearAttention(
+        num_heads=4, num_key_heads=2, key_dim=3, value_dim=5, biases=("in", "out"), max_beta=2.0
+    ),
+    "mamba 2": LinearAttention(
+        num_heads=4,
+        num_key_heads=2,
+        key_dim=3,
+        value_dim=5,
+        decay=StepDecay(min_step=0.01, max_step=0.5),
+        delta_rule=False,
+        beta="step",
+        unit_vectors=False,
+        scale=1.0,
+        skip=True,
+        output=GatedNorm(over="group", placement="before_norm"),
+        biases=("convolution",),
+    ),
+    "kimi delta": LinearAttention(
+        num_heads=2,
+        num_key_heads=2,
+        key_dim=3,
+        value_dim=3,
+        decay=StepDecay(over="feature", rank=2),
+        output=GatedNorm(activation="sigmoid", rank=2),
     ),
     "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
     "hybrid": Hybrid(

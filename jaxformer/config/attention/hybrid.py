@@ -8,6 +8,7 @@ from typing import Any
 from jaxformer.checks import check_fields, require_nonempty
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.latent import Latent
+from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.no_attention import NoAttention
@@ -16,7 +17,9 @@ from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import shorten_pattern
 
-AttentionKind = MultiHead | SharedKV | Latent | Decay | ShortConvolution | Mixer | NoAttention
+AttentionKind = (
+    MultiHead | SharedKV | Latent | Decay | LinearAttention | ShortConvolution | Mixer | NoAttention
+)
 
 
 @dataclass(frozen=True, kw_only=True)

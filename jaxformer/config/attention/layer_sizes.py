@@ -47,6 +47,13 @@ class ConvolutionCache(NamedTuple):
     inputs: Float[Array, "*layers_and_batch N taps H"]
 
 
+class LinearAttentionCache(NamedTuple):
+    """State of linear attention in float32, and the last inputs of its convolutions, if any."""
+
+    state: Float[Array, "*layers_and_batch N H Hv"]
+    convolutions: tuple[ConvolutionCache, ...]  # of queries, keys and values
+
+
 class CacheShape(NamedTuple):
     """Sizes of a layer's cache.
 

@@ -1,0 +1,200 @@
+"""Linear attention module: convolutions, steps and weights, the state, a gated norm."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import ConvolutionCache, LinearAttentionCache
+from jaxformer.layers.attention.core import HeadParameter, make_output_projection
+from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
+from jaxformer.layers.convolution import Convolution
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import log_uniform_init, step_bias_init
+from jaxformer.layers.runtime import RuntimeConfig
+
+RATES = 1.0, 16.0  # initial rates of the decay, drawn evenly between these
+STEPS = 1e-3, 0.1  # initial steps
+UNIT_EPS = 1e-6  # added to the squared length of queries and keys
+
+
+class LinearAttention(nn.Module):
+    """Linear attention; see `config.LinearAttention`.
+
+    Heads are sharded over `tensor`, sequences over `context`, with states handed along.
+    """
+
+    config: c.TransformerConfig
+    attention: c.LinearAttention
+    positions: None
+    runtime: RuntimeConfig
+    causal: bool = True
+    keep_partial_sums: bool = False  # as in Linear
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: c.MixerInputs,
+        cache: LinearAttentionCache | None = None,
+        cache_update: CacheUpdate | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], LinearAttentionCache | None]:
+        """Write tokens into the state and read it; returns the output and the new cache."""
+        cfg, runtime, init = self.attention, self.runtime, self.config.initialisation
+        keys, values = (cfg.num_key_heads, cfg.key_dim), (cfg.num_heads, cfg.value_dim)
+        shared_x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
+        vectors, convolutions = [], []
+        for i, name in enumerate(("query", "key", "value")):
+            y = self._linear(name, values if name == "value" else keys, getattr(init, name))(
+                shared_x
+            )
+            earlier = cache.convolutions[i] if cache is not None and cache.convolutions else None
+            y, convolution = self._convolve(name, y, inputs, earlier, cache_update)
+            vectors.append(jax.nn.silu(y))
+            convolutions.append(convolution)
+        query, key, value = vectors
+        if cfg.unit_vectors:
+            query, key = _unit_vectors(query), _unit_vectors(key)
+        log_decay, beta = self._decay_and_beta(x, shared_x)
+        layer_index = None if cache_update is None else cache_update.layer_index
+        scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
+        y, state = F.linear_attention(
+            query.astype(jnp.float32) * scale,
+            key,
+            value.astype(jnp.float32),
+            log_decay=log_decay,
+            beta=beta,
+            delta_rule=cfg.delta_rule,
+            initial_state=None if cache is None else get_layer(cache.state, layer_index),
+            segments=inputs.segments,
+            valid=inputs.valid,
+            axis_name=runtime.mesh_axes.context,
+        )
+        if cfg.skip:
+            ones = nn.initializers.ones
+            skip = HeadParameter((cfg.num_heads,), ones, runtime, name="skip")()
+            y = y + jnp.broadcast_to(skip[:, None], y.shape) * value.astype(jnp.float32)
+        y = self._gated_norm(y, x, shared_x).astype(runtime.dtype)
+        out = make_output_projection(
+            self.config, cfg.biases, values, runtime, self.keep_partial_sums, name="out"
+        )
+        if cache is None:
+            return out(y), None
+        new_state = set_layer(cache.state, state, layer_index)
+        return out(y), LinearAttentionCache(new_state, tuple(filter(None, convolutions)))
+
+    def _linear(
+        self, name: str, features: tuple[int, ...], kernel_init: c.Initialiser | None = None
+    ) -> Linear:
+        """A projection from the model width to heads."""
+        axes = " ".join(["heads", *["features"] * (len(features) - 1)])
+        return Linear(
+            features,
+            kernel_init or self.config.initialisation.projection,
+            self.runtime,
+            f"model -> {axes}",
+            bias="in" in self.attention.biases,
+            name=name,
+        )
+
+    def _low_rank(
+        self,
+        name: str,
+        features: tuple[int, ...],
+        rank: int | None,
+        x: Float[Array, "*batch T D"],
+        shared_x: Float[Array, "*batch T D"],
+    ) -> Float[Array, "..."]:
+        """A projection to heads, by way of `rank` features if it is not None."""
+        if rank is None:
+            return self._linear(name, features)(shared_x)
+        init, runtime = self.config.initialisation.projection, self.runtime
+        down = Linear((rank,), init, runtime, "model -> features", name=f"{name}_down")(x)
+        axes = " ".join(["heads", *["features"] * (len(features) - 1)])
+        up = Linear(features, init, runtime, f"features -> {axes}", name=name)
+        return up(F.copy_to_tensor_parallel(down, runtime.mesh_axes.tensor))
+
+    def _convolve(
+        self,
+        name: str,
+        x: Float[Array, "*batch T N H"],
+        inputs: c.MixerInputs,
+        cache: ConvolutionCache | None,
+        cache_update: CacheUpdate | None,
+    ) -> tuple[Float[Array, "*batch T N H"], ConvolutionCache | None]:
+        """Convolve queries, keys or values, if the option says so."""
+        cfg = self.attention
+        if cfg.convolution_width is None:
+            return x, None
+        module = Convolution(
+            cfg.num_heads if name == "value" else cfg.num_key_heads,
+            x.shape[-1],
+            cfg.convolution_width,
+            self.runtime,
+            bias="convolution" in cfg.biases,
+            name=f"{name}_convolution",
+        )
+        return module(x, inputs, cache, cache_update)
+
+    def _decay_and_beta(
+        self, x: Float[Array, "*batch T D"], shared_x: Float[Array, "*batch T D"]
+    ) -> tuple[Array | None, Float[Array, "*batch T N"] | None]:
+        """Logarithms of the decays, and the weights of the tokens, float32."""
+        cfg, runtime = self.attention, self.runtime
+        log_decay = beta = None
+        if (decay := cfg.decay) is not None:
+            features = (cfg.num_heads,) if decay.over == "head" else (cfg.num_heads, cfg.key_dim)
+            logits = self._low_rank("step", features, decay.rank, x, shared_x).astype(jnp.float32)
+            bias = HeadParameter(features, step_bias_init(*STEPS), runtime, name="step_bias")()
+            step = jax.nn.softplus(logits + jnp.broadcast_to(bias, logits.shape))
+            if decay.min_step > 0 or decay.max_step is not None:
+                step = jnp.clip(step, decay.min_step, decay.max_step)
+            rate = HeadParameter((cfg.num_heads,), log_uniform_init(*RATES), runtime, name="rate")()
+            rate = jnp.exp(rate).reshape(-1, *(1,) * (len(features) - 1))
+            log_decay = -step * jnp.broadcast_to(rate, step.shape)
+            beta = step if cfg.beta == "step" else None
+        if cfg.beta == "sigmoid":
+            logits = self._linear("beta", (cfg.num_heads,))(shared_x)
+            beta = cfg.max_beta * jax.nn.sigmoid(logits.astype(jnp.float32))
+        return log_decay, beta
+
+    def _gated_norm(
+        self,
+        y: Float[Array, "*batch T N H"],
+        x: Float[Array, "*batch T D"],
+        shared_x: Float[Array, "*batch T D"],
+    ) -> Float[Array, "*batch T N H"]:
+        cfg, output = self.attention, self.attention.output
+        gate = None
+        if output.activation is not None:
+            values = cfg.num_heads, cfg.value_dim
+            logits = self._low_rank("gate", values, output.rank, x, shared_x).astype(jnp.float32)
+            gate = jax.nn.silu(logits) if output.activation == "silu" else jax.nn.sigmoid(logits)
+        if gate is not None and output.placement == "before_norm":
+            y = y * gate
+        if output.norm is not None:
+            if output.over == "head":
+                y = Norm(output.norm, self.runtime, name="norm")(y)
+            else:
+                width = cfg.heads_width // cfg.num_key_heads
+                norm = Norm(
+                    output.norm,
+                    self.runtime,
+                    num_heads=cfg.num_key_heads,
+                    logical_axes="heads features",
+                    num_features=width,
+                    name="norm",
+                )
+                y = norm(y.reshape(*y.shape[:-2], -1, width)).reshape(y.shape)
+        if gate is not None and output.placement == "after_norm":
+            y = y * gate
+        return y
+
+
+def _unit_vectors(x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
+    """Vectors of length 1, float32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + UNIT_EPS)

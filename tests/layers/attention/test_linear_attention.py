@@ -1,0 +1,194 @@
+"""The linear attention layer against NumPy in float64; generation and packed rows with it."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import costs
+from jaxformer.config import GatedNorm, LinearAttention, MixerInputs, StepDecay
+from jaxformer.generation import generate
+from jaxformer.layers import empty_cache
+from jaxformer.layers.attention.linear_attention import LinearAttention as Module
+from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.parallel import check_divisible
+from tests.small_models import BASE, LLAMA_VARIANTS, jitted_forward, random_params, random_tree
+
+NO_INPUTS = MixerInputs(None, None, None)
+
+GATED_DELTA = LinearAttention(num_heads=4, num_key_heads=2, key_dim=3, value_dim=5)
+KINDS = {
+    "gated delta": replace(GATED_DELTA, max_beta=2.0, biases=("in", "convolution", "out")),
+    "mamba 2": replace(
+        GATED_DELTA,
+        decay=StepDecay(min_step=0.2, max_step=0.9),
+        delta_rule=False,
+        beta="step",
+        unit_vectors=False,
+        scale=1.0,
+        skip=True,
+        output=GatedNorm(over="group", placement="before_norm"),
+    ),
+    "kimi delta": replace(
+        GATED_DELTA,
+        num_key_heads=4,
+        decay=StepDecay(over="feature", rank=2),
+        output=GatedNorm(activation="sigmoid", rank=2),
+    ),
+    "no more than a sum": replace(
+        GATED_DELTA,
+        decay=None,
+        delta_rule=False,
+        beta="one",
+        convolution_width=None,
+        output=GatedNorm(norm=None, activation=None),
+    ),
+}
+VARIANTS = pytest.mark.parametrize("name", ["gated delta", "mamba 2", "kimi delta"])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def in_numpy(cfg, params, x):
+    """The layer of one text, a token at a time."""
+    params = jax.tree.map(np.float64, params)
+    length = len(x)
+
+    def project(name, y=x):
+        y = y if f"{name}_down" not in params else y @ params[f"{name}_down"]["kernel"]
+        y = np.tensordot(y, params[name]["kernel"], 1)
+        return y + params[name].get("bias", 0)
+
+    def convolved(name):
+        y = project(name)
+        if cfg.convolution_width is not None:
+            taps = params[f"{name}_convolution"]
+            width = len(taps["kernel"])
+            padded = np.concatenate([np.zeros((width - 1, *y.shape[1:])), y])
+            y = sum(taps["kernel"][j] * padded[j : j + length] for j in range(width))
+            y = y + taps.get("bias", 0)
+        return silu(y)
+
+    query, key, value = map(convolved, ("query", "key", "value"))
+    if cfg.unit_vectors:
+        query, key = (y / np.sqrt(np.sum(y**2, -1, keepdims=True) + 1e-6) for y in (query, key))
+    query, key = (np.repeat(y, cfg.num_heads // cfg.num_key_heads, axis=1) for y in (query, key))
+    query = query * (cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale)
+    decay, beta = np.ones((*key.shape[:2], 1)), np.ones(key.shape[:2])
+    if cfg.decay is not None:
+        step = np.log1p(np.exp(project("step") + params["step_bias"]["bias"]))
+        step = np.clip(step, cfg.decay.min_step, cfg.decay.max_step)
+        beta = step if cfg.beta == "step" else beta
+        step = step.reshape(*key.shape[:2], -1)
+        decay = np.exp(-np.exp(params["rate"]["bias"])[:, None] * step)
+    if cfg.beta == "sigmoid":
+        beta = cfg.max_beta * sigmoid(project("beta"))
+    state, y = np.zeros((cfg.num_heads, cfg.key_dim, cfg.value_dim)), np.zeros(value.shape)
+    for t in range(length):
+        state = decay[t][..., None] * state
+        held = np.einsum("nkv,nk->nv", state, key[t]) if cfg.delta_rule else 0
+        state = state + beta[t][:, None, None] * key[t][..., None] * (value[t] - held)[:, None]
+        y[t] = np.einsum("nkv,nk->nv", state, query[t])
+    if cfg.skip:
+        y = y + params["skip"]["bias"][:, None] * value
+    gate = 1
+    if cfg.output.activation is not None:
+        gate = {"silu": silu, "sigmoid": sigmoid}[cfg.output.activation](project("gate"))
+    early = cfg.output.placement == "before_norm"
+    y = y * gate if early else y
+    if cfg.output.norm is not None:
+        groups = cfg.num_heads if cfg.output.over == "head" else cfg.num_key_heads
+        z = y.reshape(length, groups, -1)
+        z = z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + cfg.output.norm.eps)
+        y = (z * params["norm"]["scale"]).reshape(y.shape)
+    y = y if early else y * gate
+    return np.tensordot(y, params["out"]["kernel"], 2) + params["out"].get("bias", 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_layer(name):
+    cfg = KINDS[name]
+    module = Module(BASE, cfg, None, RuntimeConfig())
+    x = np.float32(np.random.default_rng(0).normal(size=(9, BASE.model_dim)))
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x, NO_INPUTS)["params"]
+    params = random_tree(shapes)
+    actual, _ = jax.jit(module.apply)({"params": params}, x, NO_INPUTS)
+    np.testing.assert_allclose(actual, in_numpy(cfg, params, x), atol=2e-5)
+
+
+@VARIANTS
+@pytest.mark.slow(but=["gated delta"])
+def test_rows_of_different_lengths_and_chunks_of_prompts(name):
+    """Each row generates what it does alone; "gated delta" has attention in every second layer."""
+    config = LLAMA_VARIANTS[name]
+    params, rows = random_params(config), [[3, 1], [9, 2, 6, 5, 30], [7, 8, 9]]
+    together = generate(config, params, rows, max_new_tokens=4)
+    in_chunks = generate(config, params, rows, max_new_tokens=4, prefill_chunk=2)
+    np.testing.assert_array_equal(together, in_chunks)
+    for row, tokens in zip(together, rows, strict=True):
+        alone = generate(config, params, jnp.asarray(tokens), max_new_tokens=4)
+        np.testing.assert_array_equal(row[: len(tokens) + 4], alone)
+
+
+@VARIANTS
+@pytest.mark.slow(but=["mamba 2"])
+def test_documents_of_a_row_are_documents_alone(name):
+    config = LLAMA_VARIANTS[name]
+    params, run = random_params(config), jitted_forward(config)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, 12), np.int32)
+    segments, positions = np.repeat([[1, 2]], [5, 7], axis=1), np.r_[0:5, 0:7][None]
+    packed = run(params, tokens, segments=segments, positions=positions)
+    alone = [run(params, tokens[:, part]) for part in (slice(0, 5), slice(5, 12))]
+    np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), atol=2e-5)
+
+
+def test_a_cache_of_constant_size():
+    config = replace(BASE, attention=GATED_DELTA)
+    state = 4 * (4 * 3 * 5)  # bytes
+    convolutions = 4 * 3 * (2 * 2 * 3 + 4 * 5)
+    assert costs.cache_bytes(config, 10_000) == costs.cache_bytes(config, 10)
+    assert costs.cache_bytes(config, 10, bytes_per_number=4) == 3 * (state + convolutions)
+    assert costs.cache_bytes(config, 10) == 3 * (state + convolutions // 2)
+    layers = empty_cache(config, (2,), 10).layers
+    assert layers[0].self_attention.state.dtype == jnp.float32
+
+
+def test_initial_steps_and_rates_are_within_their_limits():
+    module = Module(BASE, replace(GATED_DELTA, num_heads=400), None, RuntimeConfig())
+    params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), NO_INPUTS)["params"]
+    steps = np.log1p(np.exp(np.float64(params["step_bias"]["bias"])))
+    rates = np.exp(np.float64(params["rate"]["bias"]))
+    assert 0.001 < steps.min() < 0.0015 and 0.06 < steps.max() < 0.1
+    assert 1 < rates.min() < 1.5 and 15 < rates.max() < 16
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(num_key_heads=3), "multiple of num_key_heads; got num_heads=4, num_key_heads=3"),
+        (dict(convolution_width=1), "convolution_width must be at least 2; got 1"),
+        (dict(beta="step", decay=None), 'beta="step" needs a decay with one step per head'),
+        (dict(beta="step", decay=StepDecay(over="feature")), 'beta="step" needs a decay with one'),
+        (dict(decay=dict(min_step=0.3, max_step=0.2)), "min_step=0.3, max_step=0.2"),
+        (dict(biases=("in", "in")), "must not repeat a projection"),
+    ],
+)
+def test_options_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        if isinstance(fields.get("decay"), dict):
+            fields = {"decay": StepDecay(**fields["decay"])}
+        replace(GATED_DELTA, **fields)
+
+
+def test_key_heads_over_more_devices_than_there_are():
+    config = replace(BASE, attention=GATED_DELTA, model_dim=16)
+    with pytest.raises(ValueError, match="num_key_heads 2 is not divisible by tensor 4"):
+        check_divisible(config, dict(tensor=4))
