@@ -18,6 +18,7 @@ from jaxformer.config import (
     LMHead,
     MoE,
     MultiHead,
+    OutputGate,
     QKNorm,
     QueryScaling,
     Rope,
@@ -111,6 +112,24 @@ LLAMA_VARIANTS = {
             TINY_LLAMA.attention,
             qk_norm=QKNorm(placement="after_rope"),
             query_scaling=QueryScaling(beta=0.7, original_max_length=5),
+        ),
+    ),
+    "output gates": replace(
+        TINY_LLAMA,
+        num_layers=3,
+        attention=Hybrid(
+            kinds=(
+                replace(TINY_LLAMA.attention, output_gate=OutputGate()),
+                SharedKV(num_heads=4, head_dim=16, output_gate=OutputGate()),
+                Latent(
+                    num_heads=4,
+                    latent_dim=24,
+                    nope_dim=8,
+                    rope_dim=6,
+                    value_dim=10,
+                    output_gate=OutputGate(over="head"),
+                ),
+            )
         ),
     ),
     "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),

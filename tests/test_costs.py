@@ -98,6 +98,11 @@ PRODUCTS = {
     "gated": WIDE,
     "shared": SHARED,
     "latent": LATENT,
+    "output gate": replace(
+        WIDE,
+        attention=replace(WIDE.attention, output_gate=c.OutputGate()),
+        topology=c.EncoderDecoder(num_encoder_layers=2),
+    ),
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
     "decay": replace(WIDE, attention=c.Decay(num_heads=4, head_dim=48, angles=None)),
@@ -168,6 +173,25 @@ def test_flops_of_shared_keys_and_of_latents():
     kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
     latent = 2 * T * (kernels + T * N * (P + R + V))
     assert costs.forward_flops(LATENT, T) == rest + 3 * latent
+
+
+def test_costs_of_a_gate():
+    """One more kernel, what it gives, and the heads once more behind the gate."""
+    B, T, D, N, H, V = 2, 64, 128, 4, 48, 48
+    for config, width in ((WIDE, H), (SHARED, H), (LATENT, V)):
+        for over, gates in (("feature", N * width), ("head", N)):
+            gate = c.OutputGate(over=over)
+            gated = replace(config, attention=replace(config.attention, output_gate=gate))
+            more = costs.num_parameters(gated) - costs.num_parameters(config)
+            assert more == 3 * D * gates
+            more = costs.forward_flops(gated, T) - costs.forward_flops(config, T)
+            assert more == 3 * 2 * T * D * gates
+            for remat, saved in (("none", gates + N * width), ("dots", gates)):
+                more, less = (
+                    costs.activation_bytes(x, B, T, remat=remat, tensor=2) for x in (gated, config)
+                )
+                numbers = 3 * saved + gates + N * width  # of 3 layers, and of one at work
+                assert more - less == B * T * 4 * numbers / 2
 
 
 def test_flops_of_experts_and_transformer_xl():

@@ -17,6 +17,7 @@ from jaxformer.config.attention.mixer import Mixer as Mixer
 from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.attention.multi_head import MultiHead as MultiHead
 from jaxformer.config.attention.no_attention import NoAttention as NoAttention
+from jaxformer.config.attention.output_gate import OutputGate as OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling as QueryScaling
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution as ShortConvolution

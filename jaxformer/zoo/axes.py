@@ -174,6 +174,11 @@ def _sinks(config: TransformerConfig) -> str:
     return "each head" if getattr(attending_kinds(config)[0], "sinks", False) else "none"
 
 
+def _output_gate(config: TransformerConfig) -> str:
+    gate = attending_kinds(config)[0].output_gate
+    return "none" if gate is None else f"each {gate.over}"
+
+
 def _activation(config: TransformerConfig) -> str | None:
     return activation_cell(config.feed_forward[-1])
 
@@ -222,6 +227,7 @@ AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType
         "softcap": _softcap,
         "attention-bias": _attention_bias,
         "sinks": _sinks,
+        "output-gate": _output_gate,
         "activation": _activation,
         "feed-forward": _feed_forward,
         "router": _router,

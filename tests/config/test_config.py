@@ -436,6 +436,8 @@ def test_what_cannot_be_is_refused(build, message):
     [
         (lambda: change(dict(positions=c.Rope())), r"positions must be a tuple, .* got Rope\("),
         (lambda: change(dict(windows=4096)), "windows must be a tuple, each .*; got 4096"),
+        (lambda: c.OutputGate(over="heads"), r"OutputGate\.over must be one of .*; got 'heads'"),
+        (lambda: latent(output_gate="head"), r"Latent\.output_gate must be .* got 'head'"),
         (lambda: change(feed_forward=c.GLU(hidden_dim=3)), r"feed_forward .* got GLU\("),
         (lambda: c.Rope(targets=("q", "x")), r"targets\[1\] must be one of 'q', .*; got 'x'"),
         (lambda: c.Rope(targets="qk"), "Rope.targets must be a tuple, each .*; got 'qk'"),
@@ -588,6 +590,7 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
             qk_norm=c.QKNorm(over="each_head"),
             clip_qkv=8.0,
             query_scaling=c.QueryScaling(original_max_length=16_384),
+            output_gate=c.OutputGate(over="head"),
         ),
         num_layers=7,
         feed_forward=(c.MLP(hidden_dim=10_240), c.GLU(hidden_dim=10_240)),

@@ -196,6 +196,7 @@ MUTATIONS = {
     "query scaling": Mutation("ministral3", attention(query_scaling=None)),
     "relu for softmax": Mutation("llama", attention(normalizer="relu")),
     "sinks": Mutation("gpt_oss", attention(sinks=False)),
+    "output gate": Mutation("afmoe", attention(output_gate=None)),
     "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
     "limit of clamped experts": Mutation(
         "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=7.0))

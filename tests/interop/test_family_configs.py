@@ -16,6 +16,7 @@ from jaxformer.config import (
     MoE,
     MultiHead,
     NTKScaling,
+    OutputGate,
     QKNorm,
     QueryScaling,
     RMSNorm,
@@ -208,6 +209,41 @@ def test_a_released_file_of_lfm2():
         build_config(FAMILIES["lfm2"], fields | {"layer_types": ["conv"] * 15}, where="")
     with pytest.raises(ValueError, match="use_pos_enc = False: not supported"):
         build_config(FAMILIES["lfm2"], fields | {"use_pos_enc": False}, where="")
+
+
+def test_what_trinity_says():
+    """A file of the released code, whose fields of groups and of training change nothing."""
+    fields = {
+        **{"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4},
+        **{"num_hidden_layers": 32, "vocab_size": 200_192, "intermediate_size": 6144},
+        **{"moe_intermediate_size": 1024, "num_experts": 128, "num_experts_per_tok": 8},
+        **{"num_shared_experts": 1, "num_dense_layers": 2, "sliding_window": 2048},
+        **{"score_func": "sigmoid", "route_norm": True, "route_scale": 2.826},
+        **{"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1},
+        **{"load_balance_coeff": 0.001, "use_grouped_mm": True, "mup_enabled": True},
+    }
+    config = config_from_fields("afmoe", **fields)
+    attention = config.attention
+    assert attention.windows == (2048, 2048, 2048, None) and attention.head_dim == 128
+    assert [x is None for x in attention.positions] == [False, False, False, True]
+    assert (attention.output_gate, config.embedding.scale) == (OutputGate(), math.sqrt(2048))
+    assert config.feed_forward[:2] == (GLU(hidden_dim=6144),) * 2
+    assert f"{costs.num_parameters(config) / 1e9:.3f}" == "26.124"
+    for changes in ({}, {"num_dense_layers": 32}, {"mup_enabled": False}):
+        config = config_from_fields("afmoe", **fields | changes)
+        family, values = choose_family(config, {}, "afmoe")
+        assert build_config(family, values, where="") == config
+    for changes, message in (
+        ({"route_norm": False}, "route_norm = False: .* must be True"),
+        ({"n_group": 2}, "n_group = 2: .* must be 1"),
+        ({"sliding_window": 0}, "A window must be at least 1; got 0"),
+        ({"layer_types": ["full_attention"]}, "layer_types = .* for each of 32 layers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("afmoe", **fields | changes)
+    values = {"model_type": "afmoe", **fields, "sliding_window": None}
+    with pytest.raises(ValueError, match="sliding_window = None: layers with a window need this"):
+        build_config(FAMILIES["afmoe"], values, where="")
 
 
 def test_what_released_files_say_beside_what_transformers_writes():

@@ -119,6 +119,9 @@ SIZES = {
     | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
     | {"num_dense_layers": 1, "use_expert_bias": False, "norm_topk_prob": False},
     "hy_v3": GROUPED | {"mlp_bias": True, "attention_bias": True},
+    "afmoe": GROUPED
+    | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
+    | {"num_dense_layers": 0, "mup_enabled": False, "attention_bias": True},
     "cohere2_moe": GROUPED
     | {"num_hidden_layers": 4, "expert_selection_fn": "softmax", "rms_norm_eps": 1e-6}
     | {"shared_expert_combination_strategy": "sum", "prefix_dense_sliding_window_pattern": 2}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxformer.interop.families.llama_like import QUERY_AND_GATE
 from jaxformer.interop.transforms import (
     ExpertKernels,
     Flatten,
@@ -109,6 +110,17 @@ def test_keys_and_values_head_by_head():
         start = n * (H + V)
         np.testing.assert_array_equal(key[d, n], theirs[start : start + H, d])
         np.testing.assert_array_equal(value[d, n], theirs[start + H : start + H + V, d])
+
+
+def test_queries_and_gates_head_by_head():
+    """Qwen 3 Next's q_proj: of each head the query, then the gate of its output."""
+    theirs = numbered((2 * N * H, D))
+    (paths, transform) = QUERY_AND_GATE.param_paths, QUERY_AND_GATE.transform
+    assert paths == ("attention/query/kernel", "attention/output_gate/kernel")
+    query, gate = split(transform, theirs, [(D, N, H)] * 2)
+    for d, n in np.ndindex(D, N):
+        np.testing.assert_array_equal(query[d, n], theirs[2 * n * H : (2 * n + 1) * H, d])
+        np.testing.assert_array_equal(gate[d, n], theirs[(2 * n + 1) * H : 2 * (n + 1) * H, d])
 
 
 def test_interleaved():

@@ -26,6 +26,7 @@ from jaxformer.config import (
     LMHead,
     MoE,
     MultiHead,
+    OutputGate,
     QKNorm,
     QueryScaling,
     RMSNorm,
@@ -109,12 +110,14 @@ OPTIONS = {  # of attention where its name is there, else of the model
             clip_qkv=0.7,
             logit_softcap=2.0,
             sinks=True,
+            output_gate=OutputGate(),
         ),
         "other": dict(
             qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
             biases=("query", "key", "value", "out"),
             normalizer="relu",
             query_scaling=QueryScaling(beta=0.7, original_max_length=3),
+            output_gate=OutputGate(over="head"),
         ),
     },
 }
@@ -131,6 +134,7 @@ KINDS = {
         num_heads=2,
         head_dim=6,
         positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
+        output_gate=OutputGate(),
     ),
     "latent": Latent(
         num_heads=4,
@@ -141,6 +145,7 @@ KINDS = {
         value_dim=6,
         windows=(WINDOW, None),
         biases=("query_latent", "latent", "rotary_key", "out"),
+        output_gate=OutputGate(over="head"),
     ),
     "latent, expanded for three": Latent(
         num_heads=2,
@@ -189,6 +194,7 @@ KINDS = {
                 head_dim=6,
                 positions=(T5, Rope(), Rope(), Alibi()),
                 windows=(WINDOW, None),
+                output_gate=OutputGate(),
             ),
         )
     ),

@@ -47,6 +47,7 @@ CASES = [
     ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
+    ("output gates", dict(fsdp=2, context=2, tensor=2), {}),
     ("hybrid", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),  # states handed along
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
@@ -252,7 +253,10 @@ def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, si
     "name",
     [
         "mixtral-8x7b",
-        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("llama-2-70b", "t5-small")),
+        *(
+            pytest.param(x, marks=pytest.mark.exhaustive)
+            for x in ("llama-2-70b", "t5-small", "output gates")
+        ),
     ],
 )
 @pytest.mark.slow

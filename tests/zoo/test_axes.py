@@ -119,6 +119,8 @@ def test_options_that_no_preset_has():
     assert zoo.AXES["position"](fire) == "Fire"
     shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)
     assert zoo.AXES["attention"](replace(llama, attention=shared)) == "SharedKV"
+    gated = replace(llama, attention=replace(shared, output_gate=c.OutputGate(over="head")))
+    assert [zoo.AXES["output-gate"](x) for x in (llama, gated)] == ["none", "each head"]
 
 
 def test_listing(monkeypatch, capsys):

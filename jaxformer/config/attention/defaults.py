@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 
 
@@ -15,6 +16,7 @@ class AttentionDefaults:
         is_recurrent: Whether it is a causal recurrence over the sequence.
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
+        output_gate: Gate on the outputs of the heads, if there is one.
     """
 
     is_branch = True
@@ -23,6 +25,7 @@ class AttentionDefaults:
     is_recurrent = False
     shards_sequence = True
     query_scaling: QueryScaling | None = None
+    output_gate: OutputGate | None = None
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""

@@ -10,6 +10,7 @@ from jaxformer.config.attention.layer_sizes import (
     KVCache,
     SharedCache,
 )
+from jaxformer.config.attention.output_gate import num_gates
 from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import (
@@ -74,7 +75,9 @@ class GroupedHeads(AttentionDefaults):
     ) -> int:
         """FLOPs of one layer, including its projections."""
         heads, kv = self.heads_width, self.num_kv_projections * self.num_kv_heads * self.head_dim
-        projections = query_length * 2 * model_dim * heads + key_length * model_dim * kv
+        gates = num_gates(self.output_gate, self.num_heads, self.head_dim)
+        projections = query_length * model_dim * (2 * heads + gates)
+        projections += key_length * model_dim * kv
         return 2 * (projections + 2 * query_length * num_visible_keys * heads)
 
     def activation_widths(
@@ -83,9 +86,11 @@ class GroupedHeads(AttentionDefaults):
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         heads = self.heads_width / tensor
         kv = self.num_kv_heads * self.head_dim / min(tensor, self.num_kv_heads)
+        gates = num_gates(self.output_gate, self.num_heads, self.head_dim) / tensor
+        gated_heads = heads if gates else 0
         return ActivationWidths(
-            heads + self.num_kv_projections * kv,
-            2 * heads + kv,
+            heads + self.num_kv_projections * kv + gates,
+            2 * heads + kv + gated_heads,
             heads,
             self.num_cached_arrays(positions) * kv,
         )

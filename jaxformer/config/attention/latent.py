@@ -11,6 +11,7 @@ from jaxformer.config.attention.checks import (
 )
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
+from jaxformer.config.attention.output_gate import OutputGate, num_gates
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope, Window
 from jaxformer.config.tiny import (
@@ -46,6 +47,7 @@ class Latent(AttentionDefaults):
             multiplies that by the square of `yarn_attention_factor`.
         norm: Norm of the latents.
         biases: Projections with a bias.
+        output_gate: As in `MultiHead`; it reads the input of the layer, not a latent.
 
     References:
         DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
@@ -63,6 +65,7 @@ class Latent(AttentionDefaults):
     scale: float | None = None
     norm: Norm = RMSNorm()
     biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
+    output_gate: OutputGate | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -109,7 +112,8 @@ class Latent(AttentionDefaults):
         )
         expansion = self.latent_dim * (n * self.nope_dim + value_width)
         key_value_projection = d * (self.latent_dim + self.rope_dim) + expansion
-        products = query_length * (query_projection + value_width * d)
+        gates = num_gates(self.output_gate, n, self.value_dim)
+        products = query_length * (query_projection + (value_width + gates) * d)
         products += key_length * key_value_projection
         return 2 * (products + query_length * num_visible_keys * (query_width + value_width))
 
@@ -120,9 +124,11 @@ class Latent(AttentionDefaults):
         n, latents = self.num_heads / tensor, self.latent_dim + (self.query_latent_dim or 0)
         query_width, value_width = n * self.key_dim, n * self.value_dim
         key_value_width = n * self.nope_dim + value_width + latents + self.rope_dim
+        gates = num_gates(self.output_gate, self.num_heads, self.value_dim) / tensor
+        gated_heads = value_width if gates else 0
         return ActivationWidths(
-            query_width + key_value_width,
-            2 * query_width + value_width + latents,
+            query_width + key_value_width + gates,
+            2 * query_width + value_width + latents + gated_heads,
             value_width,
             query_width + value_width,
         )

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.attention.checks import check_heads, check_layer_patterns
 from jaxformer.config.attention.grouped_heads import GroupedHeads
+from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
@@ -34,6 +35,7 @@ class MultiHead(GroupedHeads):
         normalizer: Function from scores to attention weights.
         sinks: Whether each query head has a sink: a learned score of a further key whose value is
             zero, so that its weights sum to less than 1.
+        output_gate: Gate on the outputs of the heads, before the output projection.
     """
 
     num_heads: int
@@ -49,6 +51,7 @@ class MultiHead(GroupedHeads):
     biases: tuple[Projection, ...] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
+    output_gate: OutputGate | None = None
 
     def __post_init__(self):
         check_fields(self)

@@ -10,6 +10,7 @@ from jaxformer.config.attention.checks import (
     check_position_types,
 )
 from jaxformer.config.attention.grouped_heads import GroupedHeads
+from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
 
@@ -36,6 +37,7 @@ class SharedKV(GroupedHeads):
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
         biases: Projections with a bias.
+        output_gate: As in `MultiHead`; it follows the rotation of the outputs.
 
     References:
         Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
@@ -51,6 +53,7 @@ class SharedKV(GroupedHeads):
     logit_softcap: float | None = None
     qk_norm: QKNorm | None = None
     biases: tuple[Literal["query", "key_value", "out"], ...] = ()
+    output_gate: OutputGate | None = None
 
     def __post_init__(self):
         check_fields(self)

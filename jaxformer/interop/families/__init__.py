@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from jaxformer.interop.families import (
+    afmoe,
     baichuan,
     bloom,
     cohere,
@@ -47,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
         *nanochat.FAMILIES,
         *dbrx.FAMILIES,
         *ernie.FAMILIES,
+        *afmoe.FAMILIES,
         *baichuan.FAMILIES,
         *lfm2.FAMILIES,
         *gpt2.FAMILIES,

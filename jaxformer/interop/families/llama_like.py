@@ -9,16 +9,27 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
 from jaxformer.interop.rope_config import write_rope
-from jaxformer.interop.transforms import LinearKernel
+from jaxformer.interop.transforms import FusedPerHead, LinearKernel
 
 LAYER_PREFIX = "model.layers.{layer}"
-ATTENTION = (
-    *linear_rules(f"{LAYER_PREFIX}.self_attn.q_proj", "attention/query"),
+QUERY = linear_rules(f"{LAYER_PREFIX}.self_attn.q_proj", "attention/query")
+KEY_VALUE_OUT = (
     *linear_rules(f"{LAYER_PREFIX}.self_attn.k_proj", "attention/key"),
     *linear_rules(f"{LAYER_PREFIX}.self_attn.v_proj", "attention/value"),
     *linear_rules(f"{LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
     MappingRule(f"{LAYER_PREFIX}.self_attn.sinks", "attention/sinks"),
 )
+OUTPUT_GATE = linear_rules(
+    f"{LAYER_PREFIX}.self_attn.gate_proj", "attention/output_gate", bias=False
+)
+ATTENTION = (*QUERY, *KEY_VALUE_OUT, *OUTPUT_GATE)
+# Of each head the rows of the query, then those of the gate of its output (Qwen 3 Next).
+QUERY_AND_GATE = MappingRule(
+    f"{LAYER_PREFIX}.self_attn.q_proj.weight",
+    ("attention/query/kernel", "attention/output_gate/kernel"),
+    FusedPerHead(),
+)
+GATED_ATTENTION = (QUERY_AND_GATE, *KEY_VALUE_OUT)
 QK_NORMS = (
     *norm_rules(f"{LAYER_PREFIX}.self_attn.q_norm", "attention/query_norm"),
     *norm_rules(f"{LAYER_PREFIX}.self_attn.k_norm", "attention/key_norm"),

@@ -74,16 +74,23 @@ def dense_width(config: c.TransformerConfig, dense_layers: list[int], moe: c.MoE
     return int(branch.hidden_dim)
 
 
-def count_dense_layers(reader: ConfigReader, default: int, *, has_types: bool = True) -> int:
+def count_dense_layers(
+    reader: ConfigReader,
+    default: int,
+    *,
+    name: str = "first_k_dense_replace",
+    has_types: bool = True,
+) -> int:
     """Number of dense layers, which come first.
 
     Args:
         reader: The whole config.json.
-        default: Default of ``first_k_dense_replace``.
+        default: The number if the file lacks it.
+        name: Field of the number.
         has_types: Whether ``mlp_layer_types`` takes precedence.
     """
     count = reader.integer("num_hidden_layers")
-    first = min(count, reader.integer("first_k_dense_replace", default))
+    first = min(count, reader.integer(name, default))
     kinds = reader.sequence("mlp_layer_types", str) if has_types else None
     if kinds is None:
         return first
@@ -378,6 +385,7 @@ class DeepSeekMoE:
 
     Attributes:
         first_dense: Default of the number of dense layers.
+        first_dense_name: Field of this number.
         num_experts: Default of the number of experts; None has none.
         top_k: Default of the experts per token; None has none.
         num_shared: Default of the width of the shared expert, in experts.
@@ -394,6 +402,7 @@ class DeepSeekMoE:
     """
 
     first_dense: int = 0
+    first_dense_name: str = "first_k_dense_replace"
     num_experts: int | None = None
     top_k: int | None = None
     num_shared: int = 1
@@ -421,7 +430,9 @@ class DeepSeekMoE:
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The network of each layer, without a cycle."""
         count = reader.integer("num_hidden_layers")
-        first = count_dense_layers(reader, self.first_dense, has_types=self.has_layer_types)
+        first = count_dense_layers(
+            reader, self.first_dense, name=self.first_dense_name, has_types=self.has_layer_types
+        )
         dense = p.read_glu(reader, bias=bias)
         for name in EXPERT_ATTRIBUTES:  # without effect if all layers are dense
             reader.get(name)
@@ -481,7 +492,7 @@ class DeepSeekMoE:
     def _write_layers(self, dense: int, sparse: int) -> dict[str, Any]:
         kinds = ["dense"] * dense + ["sparse"] * sparse
         return {
-            "first_k_dense_replace": dense,
+            self.first_dense_name: dense,
             **({"mlp_layer_types": kinds} if self.has_layer_types else {}),
         }
 

@@ -61,7 +61,9 @@ class LlamaLike:
         qk_norm_rules: Their mapping rules.
         qk_norm_field: Field that says whether there are such norms; None always has them.
         norm_placement: Where the norms of the branches are; a key of `NORM_RULES`.
+        norm_rules: Mapping rules of these norms; None are those of `NORM_RULES`.
         sinks: Whether each head has a sink.
+        output_gate: Gate on the outputs of the heads.
         windows: Sliding windows.
         positions: RoPE of the layers.
         branch: Feed-forward networks.
@@ -85,7 +87,9 @@ class LlamaLike:
     qk_norm_rules: tuple[MappingRule, ...] = p.QK_NORMS
     qk_norm_field: str | None = None
     norm_placement: Any = "pre"
+    norm_rules: tuple[MappingRule, ...] | None = None
     sinks: bool = False
+    output_gate: c.OutputGate | None = None
     windows: Windows = NoWindows()
     positions: OneRope = OneRope()
     branch: Branch = LlamaGLU()
@@ -96,7 +100,7 @@ class LlamaLike:
 
     def family(self) -> Family:
         """The family."""
-        norm_rules = NORM_RULES[self.norm_placement]
+        norm_rules = self.norm_rules or NORM_RULES[self.norm_placement]
         rules = (*norm_rules, *p.ATTENTION, *self.qk_norm_rules, *self.branch.rules)
         top_level = (*p.TOP_LEVEL, MappingRule("lm_head.bias", "head/bias"))
         mapping = ParamMapping(top_level=top_level, stacks={"decoder": rules})
@@ -131,6 +135,7 @@ class LlamaLike:
             windows=windows,
             qk_norm=qk_norm,
             sinks=self.sinks,
+            output_gate=self.output_gate,
             query_scaling=self.positions.read_query_scaling(reader),
             biases=tuple(name for name in p.ALL_BIASES if name in biased),
         )

@@ -95,6 +95,33 @@ def make_output_projection(
     )
 
 
+def make_output_gate(
+    config: c.TransformerConfig,
+    gate: c.OutputGate | None,
+    heads: tuple[int, int],
+    runtime: RuntimeConfig,
+) -> Linear | None:
+    """Make the projection to the logits of the output gate, for `gate_heads`; None without one."""
+    if gate is None:
+        return None
+    num_heads, width = heads
+    return Linear(
+        (num_heads, gate.gates_per_head(width)),
+        config.initialisation.projection,
+        runtime,
+        "model -> heads features",
+    )
+
+
+def gate_heads(
+    output_gate: Linear | None, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
+) -> Float[Array, "*batch T N H"]:
+    """Multiply the heads by sigmoid(output_gate(x)); unchanged without a gate."""
+    if output_gate is None:
+        return heads
+    return F.glu(jnp.broadcast_to(output_gate(x), heads.shape), heads)
+
+
 def apply_qk_norm(
     qk_norm: c.QKNorm, norm: Norm, x: Float[Array, "*batch T N H"]
 ) -> Float[Array, "*batch T N H"]:

@@ -7,7 +7,14 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import LatentCache
-from jaxformer.layers.attention.core import ScoreOptions, apply_rope, attend, make_output_projection
+from jaxformer.layers.attention.core import (
+    ScoreOptions,
+    apply_rope,
+    attend,
+    gate_heads,
+    make_output_gate,
+    make_output_projection,
+)
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import HeadKernel
 from jaxformer.layers.cache import CacheUpdate, update_cache
@@ -56,12 +63,10 @@ class LatentAttention(nn.Module):
         self.value = HeadKernel(
             (cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, PER_HEAD_AXES
         )
+        heads = cfg.num_heads, cfg.value_dim
+        self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
         self.out = make_output_projection(
-            self.config,
-            cfg.biases,
-            (cfg.num_heads, cfg.value_dim),
-            self.runtime,
-            self.keep_partial_sums,
+            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
         )
 
     @nn.nowrap
@@ -88,7 +93,8 @@ class LatentAttention(nn.Module):
         kv, cache = update_cache(new, cache, cache_update)
         query, kv = self.project_query(x, inputs), LatentCache(*(y.astype(x.dtype) for y in kv))
         attend = self.attend_absorbed if use_absorbed else self.attend_expanded
-        return self.out(attend(query, kv, inputs)), cache
+        heads = attend(query, kv, inputs)
+        return self.out(gate_heads(self.output_gate, x, heads)), cache
 
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs

@@ -19,7 +19,9 @@ from jaxformer.layers.attention.core import (
     apply_qk_norm,
     apply_rope,
     attend,
+    gate_heads,
     local_kv_heads,
+    make_output_gate,
     make_output_projection,
     make_qk_norm,
 )
@@ -72,12 +74,10 @@ class MultiHeadAttention(nn.Module):
         self.query = project("query", cfg.num_heads, init.query)
         self.key = project("key", cfg.num_kv_heads, init.key)
         self.value = project("value", cfg.num_kv_heads, init.value)
+        heads = cfg.num_heads, cfg.head_dim
+        self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
         self.out = make_output_projection(
-            self.config,
-            cfg.biases,
-            (cfg.num_heads, cfg.head_dim),
-            self.runtime,
-            self.keep_partial_sums,
+            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
         )
         if cfg.qk_norm is not None:
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
@@ -89,11 +89,10 @@ class MultiHeadAttention(nn.Module):
                 self, "sinks", zeros, (cfg.num_heads,), "heads", self.runtime
             )
         if position_terms(self.positions).transformer_xl is not None:
-            per_head = (cfg.num_heads, cfg.head_dim)
-            self.content_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
-            self.position_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
+            self.content_bias = HeadParameter(heads, nn.initializers.zeros, self.runtime)
+            self.position_bias = HeadParameter(heads, nn.initializers.zeros, self.runtime)
             self.relative = HeadKernel(
-                (self.config.model_dim, *per_head), init.projection, self.runtime
+                (self.config.model_dim, *heads), init.projection, self.runtime
             )
 
     def __call__(
@@ -107,14 +106,15 @@ class MultiHeadAttention(nn.Module):
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
         kv, cache = update_cache(self.project_key_value(x, inputs), cache, cache_update)
-        return self.attend(query, kv, inputs), cache
+        return self.project_heads(x, self.attend(query, kv, inputs)), cache
 
     def cross_attend(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
     ) -> Float[Array, "*batch T D"]:
         """Cross-attention to keys and values from `project_key_value`."""
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
-        return self.attend(self.project_query(x, inputs), source_kv, inputs)
+        heads = self.attend(self.project_query(x, inputs), source_kv, inputs)
+        return self.project_heads(x, heads)
 
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
@@ -147,8 +147,8 @@ class MultiHeadAttention(nn.Module):
 
     def attend(
         self, query: Float[Array, "*batch T N H"], kv: KVCache, inputs: AttentionInputs
-    ) -> Float[Array, "*batch T D"]:
-        """Attend to keys and values, and project the heads to the model width."""
+    ) -> Float[Array, "*batch T N H"]:
+        """Attend to keys and values; apply RoPE to the outputs of the heads."""
         cfg = self.attention
         query, bias = self.transformer_xl_terms(query, inputs)
         heads = attend(
@@ -164,7 +164,13 @@ class MultiHeadAttention(nn.Module):
             sinks=self.sinks if cfg.sinks else None,
             gather_keys=position_terms(self.positions).transformer_xl is not None,
         )
-        return self.out(apply_rope(self.positions, "o", heads, inputs))
+        return apply_rope(self.positions, "o", heads, inputs)
+
+    def project_heads(
+        self, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
+    ) -> Float[Array, "*batch T D"]:
+        """Gate the heads by x, if there is a gate, and project them to the model width."""
+        return self.out(gate_heads(self.output_gate, x, heads))
 
     def clip_qkv(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
         """Clip to [-clip_qkv, clip_qkv]; unchanged if it is None."""

@@ -15,7 +15,9 @@ from jaxformer.layers.attention.core import (
     apply_qk_norm,
     apply_rope,
     attend,
+    gate_heads,
     local_kv_heads,
+    make_output_gate,
     make_output_projection,
     make_qk_norm,
 )
@@ -55,12 +57,10 @@ class SharedKVAttention(nn.Module):
             "model -> kv_heads features",
             bias="key_value" in cfg.biases,
         )
+        heads = cfg.num_heads, cfg.head_dim
+        self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
         self.out = make_output_projection(
-            self.config,
-            cfg.biases,
-            (cfg.num_heads, cfg.head_dim),
-            self.runtime,
-            self.keep_partial_sums,
+            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
         )
         if cfg.qk_norm is not None:
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
@@ -104,7 +104,8 @@ class SharedKVAttention(nn.Module):
             dropout_rate=self.config.dropout.attention,
             score_options=ScoreOptions(scale=cfg.scale, logit_softcap=cfg.logit_softcap),
         )
-        return self.out(apply_rope(self.positions, "o", heads, inputs)), cache
+        heads = apply_rope(self.positions, "o", heads, inputs)
+        return self.out(gate_heads(self.output_gate, x, heads)), cache
 
     def scale_rotated_query(
         self, query: Float[Array, "*batch T N H"]

@@ -512,6 +512,25 @@ SPECS = {
             "rope_parameters": rope(1e6),
         },
     ),
+    "afmoe": (
+        "afmoe",
+        "AfmoeForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 10,
+            "sliding_window": 5,
+            "global_attn_every_n_layers": 3,
+            "num_dense_layers": 2,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 8,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+            "rope_parameters": rope(1e4),
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "GptOssForCausalLM",

@@ -8,7 +8,7 @@ import pytest
 from jaxformer import Transformer, costs
 from jaxformer import functional as F
 from jaxformer.config import Latent as Choice
-from jaxformer.config import MultiHead, RMSNorm, Rope, SharedKV
+from jaxformer.config import MultiHead, OutputGate, RMSNorm, Rope, SharedKV
 from jaxformer.layers import AttentionInputs, RuntimeConfig, empty_cache
 from jaxformer.layers.attention.latent import LatentAttention
 
@@ -17,6 +17,7 @@ C, Q, P, R, V = 5, 7, 3, 4, 6
 CHOICE = Choice(num_heads=N, latent_dim=C, nope_dim=P, rope_dim=R, value_dim=V)
 CHOICES = {
     "plain": CHOICE,
+    "a gate of each feature": replace(CHOICE, output_gate=OutputGate()),
     "queries from a latent, biases, halves": replace(
         CHOICE,
         query_latent_dim=Q,
@@ -24,6 +25,7 @@ CHOICES = {
         scale=0.7,
         norm=RMSNorm(eps=0.01),
         biases=("query_latent", "latent", "rotary_key", "out"),
+        output_gate=OutputGate(over="head"),
     ),
 }
 
@@ -67,6 +69,8 @@ def by_hand(choice, params, x):
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         heads[:, :, n] = weights @ (latent @ p["value"]["kernel"][:, n])
+    if choice.output_gate is not None:
+        heads /= 1 + np.exp(-np.einsum("btd,dnv->btnv", x, p["output_gate"]["kernel"]))
     return np.einsum("btnv,nvd->btd", heads, p["out"]["kernel"]) + p["out"].get("bias", 0.0)
 
 

@@ -9,6 +9,7 @@ from jaxformer.config import (
     Initialisation,
     LayerNorm,
     Learned,
+    OutputGate,
     QKNorm,
     RMSNorm,
     Rope,
@@ -68,6 +69,8 @@ def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = weights / weights.sum(axis=-1, keepdims=True)
         heads[:, :, n] = np.einsum("bts,bsh->bth", weights, value)
+    if "output_gate" in p:
+        heads /= 1 + np.exp(-np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"]))
     out = np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"])
     return out + p["out"].get("bias", 0.0)
 
@@ -160,6 +163,39 @@ def test_queries_are_scaled_by_their_position(layer, normal):
     expected = by_hand(params, x, mask=CAUSAL, turn=turn_halves, norm=scaled)
     np.testing.assert_allclose(attention(params, x, inputs), expected, atol=2e-5)
     assert np.abs(expected - attention(params, x, guide())).max() > 0.01
+
+
+@pytest.mark.parametrize("over, gates", [("feature", H), ("head", 1)])
+def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
+    """By hand, and the gradient of its kernel from differences of what is computed by hand."""
+    params, attention = layer(qk_norm=QKNorm(), output_gate=OutputGate(over=over))
+    kernel = params["output_gate"]["kernel"]
+    assert kernel.shape == (D, N, gates)
+    x, towards = normal(B, T, D), normal(B, T, D)
+
+    def norm(name, y, p):
+        size = np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + 1e-6)
+        return y / size * p[f"{name}_norm"]["scale"]
+
+    def exact(kernel):
+        gated = params | {"output_gate": {"kernel": kernel}}
+        return by_hand(gated, x, mask=CAUSAL, turn=turn_halves, norm=norm)
+
+    np.testing.assert_allclose(attention(params, x, guide()), exact(kernel), atol=2e-5)
+    total = lambda p: jnp.sum(attention(p, x, guide()) * towards)  # noqa: E731
+    gradient = np.float64(jax.grad(total)(params)["output_gate"]["kernel"])
+    for at in [(0, 0, 0), (5, 1, gates - 1), (D - 1, N - 1, 0)]:
+        step = np.zeros(kernel.shape)
+        step[at] = 1e-4
+        change = exact(kernel + step) - exact(kernel - step)
+        np.testing.assert_allclose(gradient[at], np.sum(change * towards) / 2e-4, rtol=1e-3)
+
+
+def test_a_gate_of_cross_attention_reads_what_asks(layer, normal):
+    x, memory = normal(B, T, D), normal(B, S, D)
+    params, attention = layer(positions=(None,), output_gate=OutputGate())
+    expected = by_hand(params, x, read=memory)
+    np.testing.assert_allclose(attention(params, x, AttentionInputs(), memory), expected, atol=2e-5)
 
 
 def test_layer_norm_serves_queries_and_keys_too(layer, normal):
