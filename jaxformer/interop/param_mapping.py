@@ -23,14 +23,14 @@ class MappingRule:
     Attributes:
         hf_name: Name of the tensor, with "{layer}" and "{expert}" for the indices.
         params: Paths of the parameters, relative to the layer in rules of a stack.
-        transform: Conversion of the values.
+        transform: Conversion of the values, or a function that gives it for a configuration.
         condition: Whether the rule applies to a model; None is all models with its parameters.
         kind: Attention kind of the layers that the rule applies to; None is all layers.
     """
 
     hf_name: str
     params: str | tuple[str, ...]
-    transform: Transform = Identity()
+    transform: Transform | Callable[[c.TransformerConfig], Transform] = Identity()
     condition: Callable[[c.TransformerConfig], bool] | None = None
     kind: type | None = None
 
@@ -42,6 +42,10 @@ class MappingRule:
     def applies_to(self, config: c.TransformerConfig) -> bool:
         """Whether the rule applies to a configuration."""
         return self.condition is None or self.condition(config)
+
+    def transform_for(self, config: c.TransformerConfig) -> Transform:
+        """The transform of a configuration."""
+        return self.transform if isinstance(self.transform, Transform) else self.transform(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,8 @@ def expand_mapping(
     """
     tensor_mappings: list[TensorMapping] = []
     for row in (row for row in mapping.top_level if row.applies_to(config)):
-        tensor_mappings += _expand(row, row.hf_name, "", (), param_shapes)
+        transform = row.transform_for(config)
+        tensor_mappings += _expand(row, transform, row.hf_name, "", (), param_shapes)
     for stack, (stack_config, num_layers) in config.stacks.items():
         rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(stack_config)]
         for layer in range(num_layers):
@@ -103,7 +108,8 @@ def expand_mapping(
                 if row.kind is not None and not isinstance(attention, row.kind):
                     continue
                 name = row.hf_name.replace("{layer}", str(layer))
-                tensor_mappings += _expand(row, name, f"{stack}/{section}/", index, param_shapes)
+                transform, prefix = row.transform_for(stack_config), f"{stack}/{section}/"
+                tensor_mappings += _expand(row, transform, name, prefix, index, param_shapes)
     return tensor_mappings
 
 
@@ -136,6 +142,7 @@ def norm_rules(hf_name: str, param: str) -> tuple[MappingRule, ...]:
 
 def _expand(
     row: MappingRule,
+    transform: Transform,
     name: str,
     prefix: str,
     index: tuple[int, ...],
@@ -150,8 +157,8 @@ def _expand(
         shapes = tuple(param_shapes[path][len(slice_index) :] for path in paths)
         yield TensorMapping(
             hf_name=name.replace("{expert}", str(i)),
-            hf_shape=row.transform.hf_shape(shapes),
+            hf_shape=transform.hf_shape(shapes),
             slices=tuple(ParamSlice(path, slice_index) for path in paths),
             slice_shapes=shapes,
-            transform=row.transform,
+            transform=transform,
         )

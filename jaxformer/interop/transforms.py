@@ -184,22 +184,33 @@ class FusedQKVPerGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedPerHead:
-    """Matrix [outputs, inputs] with the parameters concatenated per head: [k, v] of head 0, ...
+class FusedPerGroup:
+    """Matrix [outputs, inputs] with the parameters concatenated per group of heads.
 
-    The parameters are kernels [D, N, H] with the same N and different H (DeepSeek).
+    The parameters are kernels [D, N] or [D, N, H], each with its own H, and with its own N if the
+    groups are not heads: [k, v] of head 0, ... (DeepSeek), [q, k, values, gates] of key head 0, ...
+    (Qwen 3 Next).
+
+    Attributes:
+        groups: Number of groups; None is the number of heads of the first parameter.
     """
+
+    groups: int | None = None
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
         return sum(math.prod(shape[1:]) for shape in params), params[0][0]
 
     def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        inputs, heads, _ = params[0]
-        by_head = hf_tensor.T.reshape(inputs, heads, -1)
-        return np.split(by_head, np.cumsum([shape[-1] for shape in params])[:-1], axis=-1)
+        groups = self.groups or params[0][1]
+        by_group = hf_tensor.T.reshape(params[0][0], groups, -1)
+        widths = [math.prod(shape[1:]) // groups for shape in params]
+        parts = np.split(by_group, np.cumsum(widths)[:-1], axis=-1)
+        return [part.reshape(shape) for part, shape in zip(parts, params, strict=True)]
 
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(params, axis=-1).reshape(params[0].shape[0], -1).T
+        inputs, heads = params[0].shape[:2]
+        parts = [x.reshape(inputs, self.groups or heads, -1) for x in params]
+        return np.concatenate(parts, axis=-1).reshape(inputs, -1).T
 
 
 @dataclass(frozen=True, kw_only=True)

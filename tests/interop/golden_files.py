@@ -9,6 +9,9 @@ from safetensors.numpy import save_file
 
 GOLDEN = Path(__file__).parent / "golden"
 STEP = 64
+# A norm of what linear attention reads, which is nearly 0 at times: there the logits that
+# transformers computes in float32 and in float64 differ by 3e-5 to 1e-4.
+NORMED_READS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.npz"))
 
 
@@ -22,6 +25,11 @@ class GoldenReference(NamedTuple):
     config: dict
     tensors: dict[str, np.ndarray]
     examples: list[Example]
+
+
+def tolerance(name):
+    """Largest difference of logits from the reference's."""
+    return 1e-4 if name in NORMED_READS else 2e-5
 
 
 def read_golden(name):

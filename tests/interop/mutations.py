@@ -10,7 +10,9 @@ from jaxformer.config import (
     BlockSparse,
     ClampedGEGLU,
     ExpertGroups,
+    GatedNorm,
     LayerNorm,
+    LinearAttention,
     NTKScaling,
     RMSNorm,
     Router,
@@ -114,12 +116,12 @@ def shorter_table(config):
     return embedding(positions=other)(config)
 
 
-def convolution(**fields):
-    """Change the short convolutions among the layers."""
+def mixer(kind_of_mixer, **fields):
+    """Change the layers of this attention kind."""
 
     def change(config):
         kinds = (
-            replace(kind, **fields) if isinstance(kind, ShortConvolution) else kind
+            replace(kind, **fields) if isinstance(kind, kind_of_mixer) else kind
             for kind in config.attention.kinds
         )
         return replace(config, attention=replace(config.attention, kinds=tuple(kinds)))
@@ -204,7 +206,14 @@ MUTATIONS = {
     "biases of experts": Mutation(
         "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),
-    "biases of a short convolution": Mutation("lfm2", convolution(biases=("in", "out"))),
+    "length of delta's queries": Mutation("qwen3_next", mixer(LinearAttention, unit_vectors=False)),
+    "delta rule": Mutation("qwen3_5", mixer(LinearAttention, delta_rule=False)),
+    "gated norm": Mutation(
+        "qwen3_5", mixer(LinearAttention, output=GatedNorm(placement="before_norm"))
+    ),
+    "biases of a short convolution": Mutation(
+        "lfm2", mixer(ShortConvolution, biases=("in", "out"))
+    ),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),

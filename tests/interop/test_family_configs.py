@@ -13,6 +13,7 @@ from jaxformer.config import (
     ClampedGEGLU,
     DynamicNTK,
     LayerNorm,
+    LinearAttention,
     MoE,
     MultiHead,
     NTKScaling,
@@ -209,6 +210,21 @@ def test_a_released_file_of_lfm2():
         build_config(FAMILIES["lfm2"], fields | {"layer_types": ["conv"] * 15}, where="")
     with pytest.raises(ValueError, match="use_pos_enc = False: not supported"):
         build_config(FAMILIES["lfm2"], fields | {"use_pos_enc": False}, where="")
+
+
+def test_what_qwen_3_next_says():
+    """80B-A3B by the defaults of transformers' class, as its name counts."""
+    fields = {"vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 48}
+    fields |= {"num_attention_heads": 16, "intermediate_size": 5632}
+    config = config_from_fields("qwen3_next", **fields)
+    assert [type(kind) for kind in config.attention.kinds] == [LinearAttention] * 3 + [MultiHead]
+    assert config.attention.kinds[3].positions == (Rope(fraction=0.25),)
+    assert costs.num_parameters(config) == 79_674_391_296
+    assert costs.num_active_parameters(config) == 3_874_929_408
+    with pytest.raises(ValueError, match="attention_bias = True: not supported"):
+        config_from_fields("qwen3_next", attention_bias=True, **fields)
+    with pytest.raises(ValueError, match="linear_attention and full_attention for 48 layers"):
+        config_from_fields("qwen3_next", layer_types=["linear_attention"] * 48, **fields)
 
 
 def test_what_trinity_says():

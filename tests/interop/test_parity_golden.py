@@ -12,12 +12,11 @@ from jaxformer import Transformer
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.layers.parameter_metadata import parameter_metadata
-from tests.interop.golden_files import NAMES, read_golden, write_folder
+from tests.interop.golden_files import NAMES, read_golden, tolerance, write_folder
 from tests.interop.mutations import MUTATIONS
 from tests.interop.references import specs_from_2023, specs_to_2022
 from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 
-TOLERANCE = 2e-5
 NOTICED = 1e-4
 # Only how fast it compiles: the tests run each model once or twice.
 COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
@@ -90,7 +89,7 @@ def test_logits(loaded, name):
     golden, config, params = loaded(name)
     for example in golden.examples:
         logits = run(config, params, example)
-        np.testing.assert_allclose(logits, example.logits, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(logits, example.logits, rtol=0, atol=tolerance(name))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from jaxformer.interop.transforms import (
     ExpertKernels,
     Flatten,
     Fused,
-    FusedPerHead,
+    FusedPerGroup,
     FusedQKVPerGroup,
     HalvesSwapped,
     Identity,
@@ -105,7 +105,7 @@ def test_grouped_heads(groups):
 def test_keys_and_values_head_by_head():
     V = 4
     theirs = numbered((N * (H + V), D))
-    key, value = split(FusedPerHead(), theirs, [(D, N, H), (D, N, V)])
+    key, value = split(FusedPerGroup(), theirs, [(D, N, H), (D, N, V)])
     for d, n in np.ndindex(D, N):
         start = n * (H + V)
         np.testing.assert_array_equal(key[d, n], theirs[start : start + H, d])

@@ -21,7 +21,7 @@ from jaxformer.interop.families.llama_like_experts import (
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.rope_config import read_rope, write_rope
-from jaxformer.interop.transforms import Flatten, Fused, FusedPerHead, LinearKernel
+from jaxformer.interop.transforms import Flatten, Fused, FusedPerGroup, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
 DEEPSEEK_SIZES = {"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128}
@@ -97,7 +97,7 @@ TABLE = ParamMapping(
             MappingRule(
                 f"{SELF_ATTENTION}.kv_b_proj.weight",
                 ("attention/key/kernel", "attention/value/kernel"),
-                FusedPerHead(),
+                FusedPerGroup(),
             ),
             *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
             *V3.rules,

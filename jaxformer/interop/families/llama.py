@@ -192,7 +192,7 @@ ROWS = (
         positions=OneRope(max_length=32_768),
         windows=LastLayerWindows(),
         biases=(BiasField("qkv_bias", QKV, default=True),),
-        branch=QwenMoE(num_experts=60, top_k=4, width=1408, dense_width=5632, has_shared=True),
+        branch=QwenMoE(num_experts=60, top_k=4, width=1408, dense_width=5632, shared_width=5632),
     ),
     LlamaLike(
         "glm4_moe",

@@ -9,7 +9,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
 from jaxformer.interop.rope_config import write_rope
-from jaxformer.interop.transforms import FusedPerHead, LinearKernel
+from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
 
 LAYER_PREFIX = "model.layers.{layer}"
 QUERY = linear_rules(f"{LAYER_PREFIX}.self_attn.q_proj", "attention/query")
@@ -27,7 +27,7 @@ ATTENTION = (*QUERY, *KEY_VALUE_OUT, *OUTPUT_GATE)
 QUERY_AND_GATE = MappingRule(
     f"{LAYER_PREFIX}.self_attn.q_proj.weight",
     ("attention/query/kernel", "attention/output_gate/kernel"),
-    FusedPerHead(),
+    FusedPerGroup(),
 )
 GATED_ATTENTION = (QUERY_AND_GATE, *KEY_VALUE_OUT)
 QK_NORMS = (

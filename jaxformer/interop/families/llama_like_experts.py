@@ -293,10 +293,12 @@ class OlmoMoE:
     Attributes:
         num_experts: Default of the number of experts.
         top_k: Default of the experts per token.
+        renormalise: Default of ``norm_topk_prob``.
     """
 
     num_experts: int
     top_k: int
+    renormalise: bool = False
     rules = EXPERT_RULES
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
@@ -320,7 +322,7 @@ class OlmoMoE:
             expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
             num_experts=reader.integer("num_experts", count),
             top_k=reader.integer("num_experts_per_tok", self.top_k),
-            router=c.Router(renormalise=reader.boolean("norm_topk_prob", False)),
+            router=c.Router(renormalise=reader.boolean("norm_topk_prob", self.renormalise)),
         )
 
 
@@ -331,12 +333,12 @@ class QwenMoE(OlmoMoE):
     Attributes:
         width: Default of the width of an expert.
         dense_width: Default of the width of the dense layers.
-        has_shared: Whether there is a shared expert with a gate (Qwen 2).
+        shared_width: Default of the width of a shared expert with a gate (Qwen 2); None has none.
     """
 
     width: int = 768
     dense_width: int = 6144
-    has_shared: bool = False
+    shared_width: int | None = None
     rules = (
         *p.FEED_FORWARD,
         *EXPERT_RULES,
@@ -347,9 +349,9 @@ class QwenMoE(OlmoMoE):
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
         moe = self._read_moe(reader, "moe_intermediate_size", self.width)
-        if self.has_shared:
+        if self.shared_width is not None:
             name = "shared_expert_intermediate_size"
-            shared = p.read_glu(reader, width_name=name, hidden_dim=self.dense_width)
+            shared = p.read_glu(reader, width_name=name, hidden_dim=self.shared_width)
             moe = replace(moe, shared=c.SharedExpert(expert=shared, gated=True))
         dense = p.read_glu(reader, hidden_dim=self.dense_width)
         step = reader.integer("decoder_sparse_step", 1)
@@ -362,7 +364,7 @@ class QwenMoE(OlmoMoE):
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Experts, and the numbers of the dense layers."""
         branches = layer_branches(config)
-        if branches is None or (branches[0].shared is not None) != self.has_shared:
+        if branches is None or (branches[0].shared is None) != (self.shared_width is None):
             return None
         moe, dense_layers = branches
         fields = {

@@ -74,6 +74,23 @@ GRANITE = LLAMA | {
 }
 NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
 
+DELTA_NET = (
+    LLAMA
+    | IDS
+    | {
+        "num_hidden_layers": 3,
+        "head_dim": 10,
+        "rms_norm_eps": 1e-2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 9,
+        "linear_conv_kernel_dim": 3,
+    }
+)
+MROPE = rope(1e7, partial_rotary_factor=0.4, mrope_section=[1, 1, 0], mrope_interleaved=True)
+
 CONVOLUTIONS = (
     LLAMA
     | IDS
@@ -629,6 +646,33 @@ SPECS = {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 8,
             "routed_scaling_factor": 1.3,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        DELTA_NET
+        | {
+            "intermediate_size": 22,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 12,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "mlp_only_layers": [1],
+            "rope_parameters": rope(1e7, partial_rotary_factor=0.4),
+        },
+    ),
+    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM", DELTA_NET | {"rope_parameters": MROPE}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        DELTA_NET
+        | {
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 12,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "rope_parameters": MROPE,
         },
     ),
     "ernie4_5_moe": (
