@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,8 @@ def route(
 
     Raises:
         ValueError: If `top_k` is not between 1 and the number of experts in the groups that are
-            kept, or the groups do not divide the experts.
+            kept, the groups do not divide the experts, "top_2" has groups of one expert, or a score
+            is unknown.
 
     References:
         Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
@@ -67,12 +68,18 @@ def route(
         DeepSeek-AI, DeepSeek-V3 Technical Report, 2024. arXiv:2412.19437, section 2.1.2
     """
     num_experts = logits.shape[-1]
+    _check_word("score", score, ExpertScore)
+    _check_word("group_score", group_score, GroupScore)
     if num_groups < 1 or num_experts % num_groups or not 1 <= top_k_groups <= num_groups:
         raise ValueError(
             f"num_groups must divide the {num_experts} experts, and top_k_groups be from 1 to "
             f"num_groups; got num_groups={num_groups}, top_k_groups={top_k_groups}."
         )
-    _check_top_k(top_k, num_experts // num_groups * top_k_groups)
+    size = num_experts // num_groups
+    _check_top_k(top_k, size * top_k_groups)
+    num_best = 1 if group_score == "max" else 2
+    if num_groups > 1 and size < num_best:
+        raise ValueError(f"group_score='top_2' needs groups of two experts or more; got {size}.")
     wide = logits.astype(jnp.float32)
     scores = jax.nn.softmax(wide, axis=-1) if score == "softmax" else jax.nn.sigmoid(wide)
     selection = scores
@@ -80,8 +87,8 @@ def route(
         bias = jax.lax.stop_gradient(selection_bias.astype(jnp.float32))
         selection = scores + jnp.broadcast_to(bias, scores.shape)
     if num_groups > 1:
-        grouped = selection.reshape(*selection.shape[:-1], num_groups, -1)
-        best = jax.lax.top_k(grouped, 1 if group_score == "max" else 2)[0]
+        grouped = selection.reshape(*selection.shape[:-1], num_groups, size)
+        best = jax.lax.top_k(grouped, num_best)[0]
         _, kept = jax.lax.top_k(jnp.sum(best, axis=-1), top_k_groups)
         is_kept = jnp.any(jax.nn.one_hot(kept, num_groups, dtype=bool), axis=-2)
         grouped = jnp.where(is_kept[..., None], grouped, -jnp.inf)
@@ -113,7 +120,7 @@ def sparse_mixer(logits: Float[Array, "*batch E"], *, top_k: int, jitter: float)
         Expert ids, and weights in float32, which do not add up to 1.
 
     Raises:
-        ValueError: If `top_k` is not between 1 and the number of experts.
+        ValueError: If `top_k` is not between 1 and the number of experts, or `jitter` is negative.
 
     References:
         Liu et al., GRIN: GRadient-INformed MoE, 2024. arXiv:2409.12136; the thresholds are those of
@@ -121,6 +128,8 @@ def sparse_mixer(logits: Float[Array, "*batch E"], *, top_k: int, jitter: float)
     """
     num_experts = logits.shape[-1]
     _check_top_k(top_k, num_experts)
+    if not jitter >= 0:
+        raise ValueError(f"jitter must be 0 or more; got {jitter}.")
     wide = logits.astype(jnp.float32)
     left, experts, weights = wide, list[Array](), list[Array]()
     for _ in range(top_k):
@@ -167,6 +176,11 @@ def drop_late_tokens(
     choices = jnp.sum(jax.nn.one_hot(expert_ids, num_experts, dtype=jnp.int32), axis=-2)
     places = jnp.take_along_axis(jnp.cumsum(choices, axis=-2), expert_ids, axis=-1)
     return jnp.where(places <= capacity, weights.astype(jnp.float32), 0)
+
+
+def _check_word(name: str, word: str, words: Any) -> None:
+    if word not in get_args(words):
+        raise ValueError(f"{name} must be one of {get_args(words)}; got {word!r}.")
 
 
 def _check_top_k(top_k: int, num_experts: int) -> None:
@@ -399,8 +413,10 @@ def router_totals(
         The totals of each layer.
 
     Raises:
-        ValueError: If `num_token_axes` is below 1 or above the number of axes before the last.
+        ValueError: If `num_token_axes` is below 1 or above the number of axes before the last, or
+            the score is unknown.
     """
+    _check_word("score", score, ExpertScore)
     wide = logits.astype(jnp.float32)
     num_token_axes = min(2, wide.ndim - 1) if num_token_axes is None else num_token_axes
     if not 1 <= num_token_axes < wide.ndim:

@@ -106,13 +106,24 @@ class ConfigReader:
         """Return an integer; absence and null give the default, or a problem without one."""
         return self._typed(name, default, int, 1)
 
+    def positive_integer(self, name: str, default: int | None = None) -> int:
+        """Return an integer that may divide, as `integer` does; below 1 is a problem."""
+        value = self.integer(name, default)
+        if value < 1:
+            self.add_problem(name, "expected 1 or more.")
+        return max(1, value)
+
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number; absence and null give the default, or a problem without one."""
         return self._typed(name, default, float, 1.0)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
-        """Return a boolean; absence and null give the default, or a problem without one."""
-        return self._typed(name, default, bool, False)
+        """Return a boolean; absence gives the default, and so does null, unless that is true.
+
+        Transformers takes a null for false, or refuses it.
+        """
+        is_null = name in self.values and self.values[name] is None
+        return self._typed(name, None if is_null and default else default, bool, False)
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         """Return an integer or None for null; only absence gives the default."""

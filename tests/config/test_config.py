@@ -316,6 +316,21 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
         (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
         (lambda: change(dict(windows=(3, 0))), "A window must be at least 1; got 0"),
+        (
+            lambda: change(dict(windows=(2**31,))),
+            "A window must be at most 2147483647; got 2147483648",
+        ),
+        (
+            lambda: change(dict(head_dim=10**9)),
+            "at most 65536 features; got 1000000000 of head_dim",
+        ),
+        *(
+            (
+                lambda width=width: c.ShortConvolution(num_heads=2, head_dim=3, width=width),
+                f"ShortConvolution.width must be from 2 to 256; got {width}",
+            )
+            for width in (1, 257)
+        ),
         (lambda: change(dict(logit_softcap=0.0)), "MultiHead.logit_softcap .* got 0.0"),
         (lambda: change(dict(clip_qkv=-1.0)), "MultiHead.clip_qkv must be positive; got -1.0"),
         (

@@ -231,6 +231,8 @@ def test_rivals_of_a_sparse_mixer():
     np.testing.assert_allclose(equal.weights, [[1 / 4, 1 / 3]])
     with pytest.raises(ValueError, match="top_k must be from 1 to .* 4; got 5"):
         F.sparse_mixer(logits, top_k=5, jitter=0.1)
+    with pytest.raises(ValueError, match=r"jitter must be 0 or more; got -0\.1"):
+        F.sparse_mixer(logits, top_k=2, jitter=-0.1)
 
 
 def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
@@ -247,11 +249,24 @@ def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
         (dict(num_groups=3), "num_groups must divide the 4 experts"),
         (dict(num_groups=2, top_k_groups=3), "top_k_groups=3"),
         (dict(num_groups=4, top_k_groups=1), "top_k must be from 1 to the number of experts, 1"),
+        (dict(num_groups=4, top_k_groups=2), "group_score='top_2' .* two experts or more; got 1"),
+        (dict(score="tanh"), r"score must be one of \('softmax', 'sigmoid'\); got 'tanh'"),
+        (dict(group_score="mean"), r"group_score must be one of \('max', 'top_2'\); got 'mean'"),
     ],
 )
 def test_impossible_groups_are_refused(groups, message):
     with pytest.raises(ValueError, match=message):
         F.route(LOGITS, top_k=2, **groups)
+
+
+def test_groups_for_no_token():
+    routing = F.route(LOGITS[:0], top_k=2, num_groups=2, top_k_groups=1)
+    assert routing.expert_ids.shape == routing.weights.shape == (0, 2)
+
+
+def test_unknown_scores_have_no_losses():
+    with pytest.raises(ValueError, match=r"score must be one of .*; got 'tanh'"):
+        totals(LOGITS, score="tanh")
 
 
 # Losses

@@ -173,4 +173,7 @@ def test_readers_stand_in_for_what_is_wrong():
     assert settings.optional_integer("f", 5) is None
     assert settings.optional_integer("g", 5) == 5
     assert settings.integer("f", 5) == 5
+    assert settings.boolean("g", True) and not settings.boolean("f", False)
     assert len(settings.problems) == 6
+    settings.boolean("f", True)  # transformers takes null for false
+    assert settings.problems[6:] == ["f = None: expected a value of type bool."]

@@ -1,10 +1,22 @@
 """What config.json says of experts and of their router."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.config import GLU, MLP, LayerNorm, LongRope, MoE, Rope, Router, SparseMixer
+from jaxformer.config import (
+    GLU,
+    MLP,
+    ExpertGroups,
+    LayerNorm,
+    LongRope,
+    MoE,
+    Rope,
+    Router,
+    SparseMixer,
+)
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
 from jaxformer.layers.feed_forward import FeedForward
@@ -44,6 +56,7 @@ def kinds(config):
         ({"moe_layer_interval": 2}, [False, True, False, True]),
         ({"moe_layer_start_index": 2, "moe_layer_interval": 2}, [False, False, False, True]),
         ({"moe_layer_start_index": 4}, [False] * 4),
+        ({"moe_layer_start_index": -(10**12)}, [True] * 4),  # in no time
     ],
 )
 def test_layers_with_experts_are_numbered(fields, expected):
@@ -90,6 +103,14 @@ def test_layers_of_command_a_plus():
     assert [layer.window for layer in layers] == [5, None, 5, 5, 5, None, 5]
     assert [layer.rope is None for layer in layers] == [False, True] + [False] * 3 + [True, False]
     assert other.attention.head_dim == 128 and other.layer(2).feed_forward.shared is None
+    types = ["dense"] * 2 + ["sparse"] * 5  # by which the windows do not go
+    typed = config_from_fields(
+        "cohere2_moe", num_hidden_layers=7, mlp_layer_types=types, sliding_window=5
+    )
+    layers = [typed.layer(i) for i in range(7)]
+    assert [layer.window for layer in layers] == [5, 5, 5, None, 5, 5, 5]
+    assert [layer.rope is None for layer in layers] == [i == 3 for i in range(7)]
+    assert kinds(typed) == kinds(config)
 
 
 def test_scores_of_command_a_plus():
@@ -206,6 +227,8 @@ def test_layers_are_written_by_their_types(kind):
             {**SWITCH, "feed_forward_proj": "gelu"},
             "feed_forward_proj = 'gel",
         ),
+        ("hy_v3", {**MHA, "norm_topk_prob": False}, "norm_topk_prob = False: .* it must be True"),
+        ("hy_v3", {**MHA, "n_group": 2}, "n_group = 2: this family has no such choice; .* 1"),
         ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3: .* must be 2"),
         (
             "phimoe",
@@ -215,6 +238,16 @@ def test_layers_are_written_by_their_types(kind):
         ("phimoe", {"rope_scaling": SHORT}, "rope_scaling.long_mscale = None: expected a value"),
         ("phimoe", {"rope_scaling": LINEAR}, "rope_scaling.type = 'linear': expected default or"),
         ("cohere2_moe", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0: expected 1 or"),
+        ("cohere2", {"layer_switch": 0}, "layer_switch = 0: expected 1 or more"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0: expected 1 or"),
+        ("exaone4", {"sliding_window_pattern": -2}, "sliding_window_pattern = -2: expected 1 or"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0: expected 1 or"),
+        ("qwen3_moe", {**MHA, "decoder_sparse_step": 0}, "decoder_sparse_step = 0: expected 1 or"),
+        ("switch_transformers", {**SWITCH, "d_model": 0}, "d_model = 0: expected 1 or more"),
+        ("t5", {**SWITCH, "d_model": -4}, "d_model = -4: expected 1 or more"),
+        ("deepseek_v3", {**MHA, "qk_nope_head_dim": -64}, "qk_nope_head_dim = -64: expected 1 or"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0: expected a number ab"),
+        ("gpt_neox", {"num_attention_heads": 0}, "num_attention_heads = 0: expected 1 or more"),
         ("cohere2_moe", {"mlp_layer_types": MIXED}, "mlp_layer_types = .* for all 4 layers"),
         ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn = 'tanh': expected"),
         ("cohere2_moe", {"use_parallel_block": False}, "use_parallel_block = False: .* True"),
@@ -224,3 +257,23 @@ def test_layers_are_written_by_their_types(kind):
 def test_what_is_refused(kind, fields, message):
     with pytest.raises(ValueError, match=rf"(?s)here: 1 attributes .*\n  {message}"):
         config_from_fields(kind, **fields)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_one_group_is_kept(kept):
+    with pytest.raises(
+        ValueError, match=rf"here: ExpertGroups.top_k must .* has .*topk_group = {kept}"
+    ):
+        config_from_fields("glm4_moe", **MHA, n_group=1, topk_group=kept)
+
+
+@pytest.mark.parametrize(
+    "router", [{"renormalise": False}, {"groups": ExpertGroups(num_groups=2, top_k=1)}]
+)
+def test_hunyuan_3_stands_for_no_other_router(router):
+    """Transformers reads neither, so the folder would be another model there."""
+    config = config_from_fields("hy_v3", **MHA, first_k_dense_replace=0)
+    (moe,) = config.feed_forward
+    other = replace(moe, router=replace(moe.router, **router))
+    with pytest.raises(ValueError, match="(?s)hy_v3 cannot .* this family has no such choice"):
+        choose_family(replace(config, feed_forward=(other,)), {}, "hy_v3")

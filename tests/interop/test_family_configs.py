@@ -171,6 +171,10 @@ def test_what_ministral_3_says():
     scaling = {"rope_type": "yarn", **YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
     config = config_from_fields("ministral3", head_dim=4, rope_parameters=scaling)
     assert config.attention.query_scaling == QueryScaling(beta=0.1, original_max_length=16)
+    lengths = {"original_max_position_embeddings": 8}  # before the object's, as in RoPE
+    other = config_from_fields("ministral3", head_dim=4, rope_parameters=scaling, **lengths)
+    (rope,), queries = other.attention.positions, other.attention.query_scaling
+    assert rope.scaling.original_max_length == queries.original_max_length == 8
     with pytest.raises(ValueError, match=r"query_scaling: None instead of QueryScaling\(beta=0\.1"):
         choose_family(config, {}, "mistral")
     with pytest.raises(ValueError, match=r"rope_parameters\.llama_4_scaling_beta = None: expected"):

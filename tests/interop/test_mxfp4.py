@@ -42,6 +42,9 @@ def test_values():
     np.testing.assert_array_equal(kernels.astype(np.float64), by_hand(blocks, scales))
     too_large = dequantize(np.full((1, 1, 1, 16), 0xF7, np.uint8), np.uint8([[[254]]]))
     assert np.all(np.isinf(too_large))
+    for byte in (0x00, 0x11):  # 0 and 1/2, whose exponents have room for one more
+        no_scale = dequantize(np.full((1, 1, 1, 16), byte, np.uint8), np.uint8([[[255]]]))
+        assert np.all(np.isnan(no_scale))
 
 
 @pytest.fixture
@@ -89,4 +92,13 @@ def test_blocks_and_scales_that_do_not_fit(quantized):
     del tensors[f"{name}_scales"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ValueError, match=rf"1 tensors are missing: {name}"):
+        load_pretrained(folder)
+
+
+def test_a_scale_that_is_no_number(quantized):
+    folder, tensors, _ = quantized
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors[f"{name}_scales"][0, 1, 0] = 255
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"{name} in .*: 32 of \d+ values are not finite"):
         load_pretrained(folder)

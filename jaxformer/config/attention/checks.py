@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformer.checks import require, require_nonempty, require_positive
+from jaxformer.checks import INT32_MAX, require, require_nonempty, require_positive
 from jaxformer.config.positions import Positions, Rope, ScoreBias
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
+
+MAX_ROTARY_DIM = 2**16  # their frequencies are a table that is made before any weight is read
+
+MAX_CONVOLUTION_WIDTH = 256
 
 
 def is_shared_bias(positions: Positions | None) -> bool:
@@ -32,12 +36,21 @@ def check_biases(attention: Any) -> None:
     )
 
 
+def check_convolution_width(name: str, width: int) -> None:
+    """Check the number of taps; every tap is a product of its own in the compiled program."""
+    require(
+        2 <= width <= MAX_CONVOLUTION_WIDTH,
+        f"{name} must be from 2 to {MAX_CONVOLUTION_WIDTH}; got {width}.",
+    )
+
+
 def check_layer_patterns(attention: Any) -> None:
     """Check the per-layer positions and windows, and that at most one bias is shared."""
     require_nonempty(attention, "positions", "windows")
     for window in attention.windows:
-        is_empty = isinstance(window, int) and window < 1
-        require(not is_empty, f"A window must be at least 1; got {window}.")
+        tokens = window if isinstance(window, int) else 1
+        require(tokens >= 1, f"A window must be at least 1; got {window}.")
+        require(tokens <= INT32_MAX, f"A window must be at most {INT32_MAX}; got {window}.")
     for rope in attention.positions:
         if isinstance(rope, Rope):
             _check_rope(rope, attention)
@@ -71,6 +84,11 @@ def _check_rope(rope: Rope, attention: Any) -> None:
         width > 0 and width % 2 == 0,
         "RoPE rotates pairs of features, so the rotated width must be even and above 0; "
         f"got {width} of {name}={attention.rope_head_dim} (fraction {rope.fraction}).",
+    )
+    require(
+        width <= MAX_ROTARY_DIM,
+        f"RoPE rotates at most {MAX_ROTARY_DIM} features; got {width} of "
+        f"{name}={attention.rope_head_dim}.",
     )
     require(
         width >= 4 or not isinstance(rope.scaling, NTKScaling | DynamicNTK),

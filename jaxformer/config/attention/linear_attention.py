@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_biases
+from jaxformer.config.attention.checks import check_biases, check_convolution_width
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -147,11 +147,8 @@ class LinearAttention(RecurrentDefaults):
             "LinearAttention.num_heads must be a multiple of num_key_heads; got num_heads="
             f"{self.num_heads}, num_key_heads={self.num_key_heads}.",
         )
-        width = self.convolution_width
-        require(
-            width is None or width > 1,
-            f"LinearAttention.convolution_width must be at least 2; got {width}.",
-        )
+        if self.convolution_width is not None:
+            check_convolution_width("LinearAttention.convolution_width", self.convolution_width)
         has_steps = self.decay is not None and self.decay.over == "head"
         require(
             self.beta != "step" or has_steps,

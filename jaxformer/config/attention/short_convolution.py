@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_biases
+from jaxformer.checks import check_fields, require_positive
+from jaxformer.config.attention.checks import check_biases, check_convolution_width
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, ConvolutionCache
 from jaxformer.config.positions import Positions
@@ -22,7 +22,7 @@ class ShortConvolution(RecurrentDefaults):
     Attributes:
         num_heads: Groups of channels; tensor parallelism shards them.
         head_dim: Channels of a group.
-        width: Taps of the convolution, the present token's included.
+        width: Taps of the convolution, the present token's included; from 2 to 256.
         biases: Layers with a bias; "in" are both gates and the value.
 
     References:
@@ -37,7 +37,7 @@ class ShortConvolution(RecurrentDefaults):
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "num_heads", "head_dim")
-        require(self.width > 1, f"ShortConvolution.width must be at least 2; got {self.width}.")
+        check_convolution_width("ShortConvolution.width", self.width)
         check_biases(self)
 
     @property

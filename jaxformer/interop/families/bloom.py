@@ -83,7 +83,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 def _read_either(reader: ConfigReader, name: str, other: str) -> int:
     """Return an integer that is stored under either of two names."""
     reader.get(name)
-    return reader.integer(other if other in reader else name)
+    return reader.positive_integer(other if other in reader else name)
 
 
 FAMILIES = (

@@ -68,7 +68,8 @@ def write_cohere(config: c.TransformerConfig) -> dict[str, Any] | None:
 def read_cohere2(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a cohere2 model."""
     _require_constants(reader)
-    every = reader.integer("sliding_window_pattern", reader.integer("layer_switch", 4))
+    every = reader.positive_integer("layer_switch", 4)
+    every = reader.positive_integer("sliding_window_pattern", every)
     reader.get("_sliding_window_pattern")
     count = reader.integer("num_hidden_layers")
     sliding = p.read_layer_types(reader, count, lambda i: (i + 1) % every != 0)
@@ -95,19 +96,14 @@ def read_cohere2_moe(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a cohere2_moe model."""
     _require_constants(reader)
     dense, count = count_dense_layers(reader, 0), reader.integer("num_hidden_layers")
-    dense_every = reader.integer("prefix_dense_sliding_window_pattern", 1)
-    every = reader.integer("sliding_window_pattern", 4)
-    for name, period in (
-        ("prefix_dense_sliding_window_pattern", dense_every),
-        ("sliding_window_pattern", every),
-    ):
-        if period < 1:
-            reader.add_problem(name, "expected 1 or more.")
+    first = reader.integer("first_k_dense_replace", 0)  # whatever mlp_layer_types says
+    dense_every = reader.positive_integer("prefix_dense_sliding_window_pattern", 1)
+    every = reader.positive_integer("sliding_window_pattern", 4)
 
     def slides(layer: int) -> bool:
-        if layer < dense:
-            return (layer + 1) % max(1, dense_every) != 0
-        return (layer - dense + 1) % max(1, every) != 0
+        if layer < first:
+            return (layer + 1) % dense_every != 0
+        return (layer - first + 1) % every != 0
 
     sliding = p.read_layer_types(reader, count, slides)
     rope = read_rope(reader, pairing="neighbours", max_length=8192)

@@ -54,8 +54,10 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     # Released files have the base in attn_config.
     base = attention.number("rope_theta", BASE)
     kv_heads = attention.integer("kv_n_heads", 1)
-    reader.require_value("num_key_value_heads", kv_heads)  # transformers writes it too
-    experts.require_value("hidden_size", width)
+    reader.require_value(
+        "num_key_value_heads", kv_heads, reason="it repeats attn_config.kv_n_heads"
+    )
+    experts.require_value("hidden_size", width, reason="it repeats d_model")
     experts.require_value("moe_normalize_expert_weights", 1)
     for name in ("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment"):
         experts.get(name)

@@ -153,8 +153,8 @@ def _read_attention(
 ) -> c.Latent:
     heads = reader.integer("num_attention_heads")
     query = reader.optional_integer("q_lora_rank", sizes["q_lora_rank"])
-    plain = reader.integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
-    rotary = reader.integer("qk_rope_head_dim", 64)
+    plain = reader.positive_integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
+    rotary = reader.positive_integer("qk_rope_head_dim", 64)
     reason = "latent attention has a key and a value for each head"
     reader.require_value("num_key_value_heads", heads, reason=reason)
     reader.require_value("head_dim", rotary, reason="it repeats qk_rope_head_dim")

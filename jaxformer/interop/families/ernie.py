@@ -51,11 +51,9 @@ class ErnieMoE:
         count = reader.integer("num_hidden_layers")
         first = reader.integer("moe_layer_start_index", 1)
         last = reader.integer("moe_layer_end_index", -1)
-        interval = reader.integer("moe_layer_interval", 1)
-        if interval < 1:
-            reader.add_problem("moe_layer_interval", "expected 1 or more.")
+        interval = reader.positive_integer("moe_layer_interval", 1)
         numbers = range(first, count if last == -1 else last + 1)
-        sparse = [i for i in numbers if (i + 1) % max(1, interval) == 0]
+        sparse = [i for i in range(count) if i in numbers and (i + 1) % interval == 0]
         dense, moe = p.read_glu(reader, bias=bias), self._read_moe(reader, bias=bias)
         return tuple(moe if i in sparse else dense for i in range(count))
 

@@ -65,7 +65,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     reader.get("ff_factor")  # ffn_hidden_size has the same information
     reader.require_value("n_embed", reader.integer("hidden_size"))
     sizes = read_sizes(reader)
-    heads = reader.integer("num_attention_heads")
+    heads = reader.positive_integer("num_attention_heads")
     head_dim = max(1, sizes["model_dim"] // heads)
     bias = reader.boolean("bias", False)
     alibi, rope = reader.boolean("alibi", False), read_rope(reader)

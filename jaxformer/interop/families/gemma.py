@@ -74,7 +74,7 @@ def _read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
 def read_gemma3_text(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a gemma3_text model; it may lack sizes."""
     sizes = p.read_sizes(reader, **DEFAULT_SIZES)
-    every = reader.integer("sliding_window_pattern", 6)
+    every = reader.positive_integer("sliding_window_pattern", 6)
     reader.get("_sliding_window_pattern")
     sliding = p.read_layer_types(reader, sizes["num_layers"], lambda i: (i + 1) % every != 0)
     window = reader.optional_integer("sliding_window", 4096)
@@ -143,6 +143,9 @@ def _read(
 ) -> c.TransformerConfig:
     reader.get("hidden_act")  # in old files; hidden_activation takes precedence
     scalar = reader.number("query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        reader.add_problem("query_pre_attn_scalar", "expected a number above 0.")
+        scalar = 1.0
     return c.TransformerConfig(
         **sizes,
         attention=c.MultiHead(

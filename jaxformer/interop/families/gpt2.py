@@ -141,7 +141,7 @@ def _read(
 ) -> c.TransformerConfig:
     """Attributes of both; `default_length` is the default number of positions."""
     reader.require_value("n_special", 0)
-    model_dim, heads = reader.integer("n_embd", 768), reader.integer("n_head", 12)
+    model_dim, heads = reader.integer("n_embd", 768), reader.positive_integer("n_head", 12)
     return c.TransformerConfig(
         vocab_size=reader.integer("vocab_size"),
         model_dim=model_dim,

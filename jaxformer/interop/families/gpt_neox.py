@@ -42,7 +42,7 @@ TABLE = ParamMapping(
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a gpt_neox model."""
     sizes = read_sizes(reader)
-    heads = reader.integer("num_attention_heads")
+    heads = reader.positive_integer("num_attention_heads")
     rope = read_rope(reader, base_name="rotary_emb_base", fraction=0.25, fraction_name="rotary_pct")
     parallel = reader.boolean("use_parallel_residual", True)
     return c.TransformerConfig(

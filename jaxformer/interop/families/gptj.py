@@ -35,7 +35,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     reader.get("n_positions")  # there is no position table
     reader.require_value("rotary", True)
     reader.require_value("scale_attn_weights", True)
-    model_dim, heads = reader.integer("n_embd", 4096), reader.integer("n_head", 16)
+    model_dim, heads = reader.integer("n_embd", 4096), reader.positive_integer("n_head", 16)
     head_dim = max(1, model_dim // heads)
     width = reader.integer("rotary_dim", 64)
     if "rotary_dim" in reader.values and "rotary_dim" not in reader:

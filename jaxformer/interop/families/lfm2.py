@@ -112,7 +112,7 @@ def _read(reader: ConfigReader, branches: tuple[c.FeedForward, ...]) -> c.Transf
     )
     convolution = c.ShortConvolution(
         num_heads=heads["num_heads"],
-        head_dim=max(1, sizes["model_dim"] // heads["num_heads"]),
+        head_dim=max(1, sizes["model_dim"] // max(1, heads["num_heads"])),
         width=reader.integer("conv_L_cache", 3),
         biases=CONVOLUTION_BIASES if reader.boolean("conv_bias", False) else (),
     )

@@ -10,6 +10,7 @@ from jaxformer.interop.families.llama_like_experts import (
     GptOssMoE,
     GraniteMoE,
     HunyuanMoE,
+    HunyuanV3MoE,
     MixtralMoE,
     OlmoMoE,
     QwenMoE,
@@ -244,7 +245,7 @@ ROWS = (
         positions=OneRope(base=11_158_840.0, max_length=131_072),
         biases=(ATTENTION_BIAS, MLP_BIAS),
         qk_norm="head",
-        branch=DeepSeekMoE(
+        branch=HunyuanV3MoE(
             first_dense=1,
             num_experts=192,
             top_k=8,

@@ -354,7 +354,7 @@ class QwenMoE(OlmoMoE):
             shared = p.read_glu(reader, width_name=name, hidden_dim=self.shared_width)
             moe = replace(moe, shared=c.SharedExpert(expert=shared, gated=True))
         dense = p.read_glu(reader, hidden_dim=self.dense_width)
-        step = reader.integer("decoder_sparse_step", 1)
+        step = reader.positive_integer("decoder_sparse_step", 1)
         dense_layers = reader.sequence("mlp_only_layers", int) or ()
         layers = range(reader.integer("num_hidden_layers"))
         return shortest_cycle(
@@ -500,12 +500,23 @@ class DeepSeekMoE:
 
     def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
         default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)
-        groups = reader.integer("n_group", default.num_groups)
-        kept = reader.integer("topk_group", default.top_k)
         reader.require_value("topk_method", "noaux_tc")
-        if groups == 1:
-            return None
-        return c.ExpertGroups(num_groups=groups, top_k=kept, score=default.score)
+        groups = c.ExpertGroups(
+            num_groups=reader.integer("n_group", default.num_groups),
+            top_k=reader.integer("topk_group", default.top_k),
+            score=default.score,
+        )
+        return None if groups.num_groups == 1 else groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanV3MoE(DeepSeekMoE):
+    """Hunyuan 3's, which chooses from all experts and always renormalises."""
+
+    def _read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        for name, value in {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}.items():
+            reader.require_value(name, value, reason="this family has no such choice")
+        return super()._read_moe(reader, bias=bias)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,12 +136,12 @@ class LayerTypeWindows:
         reader.get("max_window_layers")  # in released files, and without effect
         period = self.period
         if isinstance(reader.get("sliding_window_pattern"), int):
-            period = reader.integer("sliding_window_pattern")
+            period = reader.positive_integer("sliding_window_pattern")
         if self.switch is not None and not reader.boolean(self.switch, False):
             window = None
 
         def slides(layer: int) -> bool:
-            is_full = period is not None and (layer + 1) % max(1, period) == 0
+            is_full = period is not None and (layer + 1) % period == 0
             return window is not None and not is_full
 
         count = reader.integer("num_hidden_layers")
@@ -207,10 +207,10 @@ class RopeByNumber(OneRope):
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing."""
         rope, count = self._read_rope(reader), reader.integer("num_hidden_layers")
-        interval = reader.integer("no_rope_layer_interval", 4)
+        interval = reader.positive_integer("no_rope_layer_interval", 4)
         turned = reader.sequence("no_rope_layers", int)
         if turned is None:
-            turned = tuple(int((i + 1) % max(1, interval) > 0) for i in range(count))
+            turned = tuple(int((i + 1) % interval > 0) for i in range(count))
         if len(turned) < count:
             reader.add_problem("no_rope_layers", f"expected a number for each of {count} layers.")
             return (rope,)
@@ -311,9 +311,10 @@ class RopeAndQueryScaling(OneRope):
         if section is None:
             reader.add_problem("rope_parameters", "expected an object with llama_4_scaling_beta.")
             return None
+        name = "original_max_position_embeddings"  # outside the object it comes first, as in RoPE
+        length = (reader if name in reader else section).integer(name)
         return c.QueryScaling(
-            beta=section.number("llama_4_scaling_beta"),
-            original_max_length=section.integer("original_max_position_embeddings"),
+            beta=section.number("llama_4_scaling_beta"), original_max_length=length
         )
 
 

@@ -153,7 +153,7 @@ def _read_stack(
     reader: ConfigReader, stack: str, model_dim: int, activation: Any
 ) -> tuple[c.MultiHead, c.MLP]:
     """Heads and feed-forward of one stack."""
-    heads = reader.integer(f"{stack}_attention_heads")
+    heads = reader.positive_integer(f"{stack}_attention_heads")
     attention = c.MultiHead(
         num_heads=heads,
         num_kv_heads=heads,

@@ -44,7 +44,7 @@ POSITION_OFFSET = 2
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of an opt model."""
     sizes = read_sizes(reader)
-    model_dim, heads = sizes["model_dim"], reader.integer("num_attention_heads")
+    model_dim, heads = sizes["model_dim"], reader.positive_integer("num_attention_heads")
     reader.require_value("output_projection", True)
     bias = reader.boolean("enable_bias", True)
     before = reader.boolean("do_layer_norm_before", True)

@@ -62,7 +62,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     )
     reason = "without it, transformers has an embedding for each stack"
     reader.require_value("tie_word_embeddings", True, reason=reason)
-    head = c.LMHead(tied=True, multiplier=reader.integer("d_model") ** -0.5)
+    head = c.LMHead(tied=True, multiplier=reader.positive_integer("d_model") ** -0.5)
     config = t5.read_model(reader, head, dense)
     encoder, decoder = (
         _read_pattern(reader, stack, num_layers, dense, moe)

@@ -83,7 +83,7 @@ def read_t5(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a t5 model."""
     tied = reader.boolean("tie_word_embeddings", True)
     scaled = reader.boolean("scale_decoder_outputs", tied)
-    multiplier = reader.integer("d_model") ** -0.5 if scaled else 1.0
+    multiplier = reader.positive_integer("d_model") ** -0.5 if scaled else 1.0
     head = c.LMHead(tied=tied, multiplier=multiplier)
     return read_model(reader, head, _read_feed_forward(reader, "relu"))
 

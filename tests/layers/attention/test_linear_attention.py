@@ -174,7 +174,7 @@ def test_initial_steps_and_rates_are_within_their_limits():
     "fields, message",
     [
         (dict(num_key_heads=3), "multiple of num_key_heads; got num_heads=4, num_key_heads=3"),
-        (dict(convolution_width=1), "convolution_width must be at least 2; got 1"),
+        (dict(convolution_width=1), "convolution_width must be from 2 to 256; got 1"),
         (dict(beta="step", decay=None), 'beta="step" needs a decay with one step per head'),
         (dict(beta="step", decay=StepDecay(over="feature")), 'beta="step" needs a decay with one'),
         (dict(decay=dict(min_step=0.3, max_step=0.2)), "min_step=0.3, max_step=0.2"),
