@@ -10,6 +10,8 @@ from jaxformer.inspect.attention_weights import attention_entropy as attention_e
 from jaxformer.inspect.attention_weights import attention_maps as attention_maps
 from jaxformer.inspect.lens import logit_lens as logit_lens
 from jaxformer.inspect.lens import token_losses as token_losses
+from jaxformer.inspect.memory import StateMemory as StateMemory
+from jaxformer.inspect.memory import state_memory as state_memory
 from jaxformer.inspect.model_trace import ModelTrace as ModelTrace
 from jaxformer.inspect.model_trace import ResidualTrace as ResidualTrace
 from jaxformer.inspect.model_trace import trace as trace

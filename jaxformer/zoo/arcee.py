@@ -1,8 +1,23 @@
-"""Arcee's AFM 4.5B: Llama with ReLU squared and no gate."""
+"""Arcee: AFM 4.5B, Llama with ReLU squared and no gate; Trinity Mini, experts and gated heads."""
 
+import math
 from dataclasses import replace
 
-from jaxformer.config import MLP, TransformerConfig, Yarn
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Embedding,
+    MoE,
+    MultiHead,
+    OutputGate,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    TransformerConfig,
+    Yarn,
+)
+from jaxformer.zoo.deepseek import shared_experts
 from jaxformer.zoo.llama import llama
 
 
@@ -24,5 +39,41 @@ def arcee() -> TransformerConfig:
     return replace(body, feed_forward=(MLP(hidden_dim=18_432, activation="relu_squared"),))
 
 
-PRESETS = {"arcee-4.5b": arcee()}
+def trinity_mini() -> TransformerConfig:
+    """Three layers with RoPE and a window of 2048, then one without positions that sees all.
+
+    Heads have a gate for each feature; after two dense layers, 8 of 128 experts and a shared one.
+
+    References:
+        Singh et al., Arcee Trinity Large Technical Report, 2026. arXiv:2602.17004, section 2
+    """
+    norm, rope = RMSNorm(eps=1e-5), Rope()
+    moe = MoE(
+        expert=GLU(hidden_dim=1024),
+        num_experts=128,
+        top_k=8,
+        router=Router(score="sigmoid", selection_bias=True, scale=2.826),
+        shared=shared_experts(1, hidden_dim=1024),
+    )
+    return TransformerConfig(
+        vocab_size=200_192,
+        model_dim=2048,
+        num_layers=32,
+        attention=MultiHead(
+            num_heads=32,
+            num_kv_heads=4,
+            head_dim=128,
+            positions=(rope, rope, rope, None),
+            windows=(2048, 2048, 2048, None),
+            qk_norm=QKNorm(norm=norm),
+            output_gate=OutputGate(),
+        ),
+        feed_forward=(GLU(hidden_dim=6144),) * 2 + (moe,) * 30,
+        norm=norm,
+        norm_placement="sandwich",
+        embedding=Embedding(scale=math.sqrt(2048)),
+    )
+
+
+PRESETS = {"arcee-4.5b": arcee(), "trinity-mini": trinity_mini()}
 YEARS = dict.fromkeys(PRESETS, 2025)

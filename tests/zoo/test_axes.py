@@ -48,7 +48,9 @@ def test_positions():
     assert routers["T5 bias"] == [
         *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
     ]
-    assert routers["RoPE and none"] == ["Command A", "smollm3-3b", "exaone-4-32b"]
+    assert routers["RoPE and none"] == [
+        *("Command A", "smollm3-3b", "exaone-4-32b", "trinity-mini")
+    ]
     assert "Baichuan 2" in routers["RoPE"] and "baichuan-2-7b" not in routers["RoPE"]
 
 
@@ -71,6 +73,7 @@ def test_what_few_chose():
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
     assert "command-r" in qk_norms["none"] and "Command R+" not in qk_norms["none"]
+    assert names_of("output-gate")["each feature"] == ["trinity-mini"]
     assert names_of("sinks")["each head"] == ["gpt-oss-20b", "gpt-oss-120b"]
     assert "Qwen 3 (8B)" not in names_of("attention-bias")["query, key, value"]
     assert "arcee-4.5b" in names_of("activation")["SqReLu"]
@@ -100,7 +103,7 @@ def test_routers_are_of_mixtures_only():
     mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (10, 9)
+    assert (branches["experts"], branches["experts, some shared"]) == (10, 10)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 

@@ -150,6 +150,7 @@ ROUNDED = {
     "ernie-4.5-21b-a3b": (21, 1),  # its name, cut
     "hunyuan-a13b": (80, 0.5),  # abstract
     "granite-3.3-2b": (2.5, 0.05),  # model page
+    "trinity-mini": (26, 0.5),  # abstract
 }
 # Without tables of tokens and head.
 NON_EMBEDDING = {
@@ -182,6 +183,7 @@ ACTIVE = {
     "glm-4.7-flash": (3, 0.5, 2),  # model page
     "ernie-4.5-21b-a3b": (3, 0.5, 0),  # its name
     "hunyuan-a13b": (13, 0.5, 0),  # abstract
+    "trinity-mini": (3, 0.5, 0),  # abstract
 }
 
 

@@ -1,5 +1,7 @@
 """Linear attention module: convolutions, steps and weights, the state, a gated norm."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -14,11 +16,17 @@ from jaxformer.layers.convolution import Convolution
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import log_uniform_init, step_bias_init
-from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
 
 RATES = 1.0, 16.0  # initial rates of the decay, drawn evenly between these
 STEPS = 1e-3, 0.1  # initial steps
 UNIT_EPS = 1e-6  # added to the squared length of queries and keys
+
+
+class LinearAttentionTrace(NamedTuple):
+    """Logarithms of the decays, sown for `inspect`; zeros without a decay."""
+
+    log_decay: Float[Array, "*batch T N"] | Float[Array, "*batch T N H"]
 
 
 class LinearAttention(nn.Module):
@@ -59,6 +67,8 @@ class LinearAttention(nn.Module):
         if cfg.unit_vectors:
             query, key = _unit_vectors(query), _unit_vectors(key)
         log_decay, beta = self._decay_and_beta(x, shared_x)
+        no_decay = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
+        sow_and_perturb(self, "attention_trace", LinearAttentionTrace(no_decay))
         layer_index = None if cache_update is None else cache_update.layer_index
         scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
         y, state = F.linear_attention(

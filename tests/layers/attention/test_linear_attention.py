@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import costs
+from jaxformer import costs, inspect
 from jaxformer.config import GatedNorm, LinearAttention, MixerInputs, StepDecay
 from jaxformer.generation import generate
 from jaxformer.layers import empty_cache
@@ -192,3 +192,36 @@ def test_key_heads_over_more_devices_than_there_are():
     config = replace(BASE, attention=GATED_DELTA, model_dim=16)
     with pytest.raises(ValueError, match="num_key_heads 2 is not divisible by tensor 4"):
         check_divisible(config, dict(tensor=4))
+
+
+def test_memory_of_the_states():
+    """Of the layers of a hybrid that have a state; attention maps are those of the others."""
+    config = LLAMA_VARIANTS["gated delta"]
+    params, tokens = random_params(config), np.arange(6)[None]
+    memory = inspect.state_memory(config, params, tokens)
+    assert memory.layers == (0, 2) and memory.decay.shape == (2, 1, 6, 4)
+    layer = jax.tree.map(lambda x: np.float64(x[0]), params["decoder"]["layers"]["layer_0"])
+    x = np.float64(params["embedding"]["tokens"]["embedding"])[tokens[0]]
+    x = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + config.norm.eps)
+    x = x * layer["pre_attention_norm"]["scale"]
+    attention = layer["attention"]
+    steps = np.log1p(np.exp(x @ attention["step"]["kernel"] + attention["step_bias"]["bias"]))
+    decay = np.exp(-np.exp(attention["rate"]["bias"]) * steps)
+    np.testing.assert_allclose(memory.decay[0, 0], decay, atol=1e-5)
+    expected = 1 / (1 - np.exp(np.log(decay).mean(axis=0)))
+    np.testing.assert_allclose(memory.tokens[0], expected, rtol=1e-4)
+    assert inspect.attention_maps(config, params, tokens, layers=(1, 3)).decoder.shape[0] == 2
+    with pytest.raises(ValueError, match=r"layers must be among \[0, 2\], .* got \(1,\)"):
+        inspect.state_memory(config, params, tokens, layers=1)
+
+
+def test_memory_of_fixed_decays_and_of_none():
+    config = replace(LLAMA_VARIANTS["decay"], num_layers=1)
+    params, tokens = random_params(config), jnp.arange(3)
+    logits = params["decoder"]["layers"]["layer_0"]["attention"]["memory"]["bias"][0]
+    memory = inspect.state_memory(config, params, tokens)
+    np.testing.assert_allclose(memory.tokens[0], 1 + np.exp(logits), rtol=1e-4)
+    config = replace(config, attention=KINDS["no more than a sum"])
+    assert np.isposinf(inspect.state_memory(config, random_params(config), tokens).tokens).all()
+    with pytest.raises(ValueError, match=r"layers must be among \[\]"):
+        inspect.state_memory(BASE, random_params(BASE), tokens)

@@ -167,7 +167,7 @@ def test_queries_are_scaled_by_their_position(layer, normal):
 
 @pytest.mark.parametrize("over, gates", [("feature", H), ("head", 1)])
 def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
-    """By hand, and the gradient of its kernel from differences of what is computed by hand."""
+    """By hand, and gradients of its kernel and of x from differences of that."""
     params, attention = layer(qk_norm=QKNorm(), output_gate=OutputGate(over=over))
     kernel = params["output_gate"]["kernel"]
     assert kernel.shape == (D, N, gates)
@@ -177,18 +177,21 @@ def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
         size = np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + 1e-6)
         return y / size * p[f"{name}_norm"]["scale"]
 
-    def exact(kernel):
+    def exact(kernel, x):
         gated = params | {"output_gate": {"kernel": kernel}}
         return by_hand(gated, x, mask=CAUSAL, turn=turn_halves, norm=norm)
 
-    np.testing.assert_allclose(attention(params, x, guide()), exact(kernel), atol=2e-5)
-    total = lambda p: jnp.sum(attention(p, x, guide()) * towards)  # noqa: E731
-    gradient = np.float64(jax.grad(total)(params)["output_gate"]["kernel"])
-    for at in [(0, 0, 0), (5, 1, gates - 1), (D - 1, N - 1, 0)]:
-        step = np.zeros(kernel.shape)
-        step[at] = 1e-4
-        change = exact(kernel + step) - exact(kernel - step)
-        np.testing.assert_allclose(gradient[at], np.sum(change * towards) / 2e-4, rtol=1e-3)
+    np.testing.assert_allclose(attention(params, x, guide()), exact(kernel, x), atol=2e-5)
+    total = lambda p, x: jnp.sum(attention(p, x, guide()) * towards)  # noqa: E731
+    of_params, of_x = jax.grad(total, argnums=(0, 1))(params, x)
+    both = (of_params["output_gate"]["kernel"], of_x)
+    for i, at in [(0, (0, 0, 0)), (0, (5, 1, gates - 1)), (1, (1, 2, 3)), (1, (0, T - 1, 0))]:
+        there = [np.float64(kernel), np.float64(x)]
+        there[i][at] += 1e-4
+        change = exact(*there)
+        there[i][at] -= 2e-4
+        change -= exact(*there)
+        np.testing.assert_allclose(both[i][at], np.sum(change * towards) / 2e-4, rtol=1e-3)
 
 
 def test_a_gate_of_cross_attention_reads_what_asks(layer, normal):
