@@ -25,12 +25,15 @@ JSON_TYPE_NAMES: dict[type, str] = {
 }
 
 
-def read_json(path: str | Path, *required_keys: str) -> dict[str, Any]:
+def read_json(
+    path: str | Path, *required_keys: str, allow_infinity: bool = False
+) -> dict[str, Any]:
     """Read a JSON file and return its object.
 
     Args:
         path: The file.
         required_keys: Keys that the object must have.
+        allow_infinity: As for `parse_json`.
 
     Returns:
         The object.
@@ -39,11 +42,12 @@ def read_json(path: str | Path, *required_keys: str) -> dict[str, Any]:
         ValueError: As for `parse_json`, or the JSON is not an object or lacks a key.
         OSError: The file cannot be read.
     """
-    return parse_json_object(Path(path).read_bytes(), *required_keys, location=path)
+    text = Path(path).read_bytes()
+    return parse_json_object(text, *required_keys, location=path, allow_infinity=allow_infinity)
 
 
 def parse_json_object(
-    text: str | bytes, *required_keys: str, location: str | Path
+    text: str | bytes, *required_keys: str, location: str | Path, allow_infinity: bool = False
 ) -> dict[str, Any]:
     """Parse JSON text whose top level must be an object, and return it.
 
@@ -51,6 +55,7 @@ def parse_json_object(
         text: JSON.
         required_keys: Keys that the object must have.
         location: Name of the text in error messages: the file, with the line number in JSON Lines.
+        allow_infinity: As for `parse_json`.
 
     Returns:
         The object.
@@ -58,7 +63,7 @@ def parse_json_object(
     Raises:
         ValueError: As for `parse_json`, or the JSON is not an object or lacks a key.
     """
-    obj = parse_json(text, location=location)
+    obj = parse_json(text, location=location, allow_infinity=allow_infinity)
     if not isinstance(obj, dict):
         raise ValueError(f"{location} is {JSON_TYPE_NAMES[type(obj)]}, not an object.")
     missing_keys = [name for name in required_keys if name not in obj]
@@ -67,12 +72,13 @@ def parse_json_object(
     return obj
 
 
-def parse_json(text: str | bytes, *, location: str | Path) -> Any:
+def parse_json(text: str | bytes, *, location: str | Path, allow_infinity: bool = False) -> Any:
     """Parse JSON text and return its value; all numbers in it are finite.
 
     Args:
         text: JSON; bytes are UTF-8, with or without a byte order mark.
         location: Name of the text in error messages.
+        allow_infinity: Whether `Infinity`, which Python's `json` writes, is a number.
 
     Returns:
         The value.
@@ -83,6 +89,8 @@ def parse_json(text: str | bytes, *, location: str | Path) -> Any:
     """
 
     def finite(number: str) -> float:
+        if allow_infinity and number == "Infinity":
+            return math.inf
         if not math.isfinite(float(number)):
             raise ValueError(f"{number[:60]} is not a finite number")
         return float(number)

@@ -1,6 +1,7 @@
 """JSON that others wrote is read strictly, or refused in a sentence that names the file."""
 
 import json
+import math
 
 import pytest
 
@@ -22,6 +23,11 @@ def test_what_json_says_is_read(file):
     assert read_json(file(json.dumps(value)), "layers", "eps") == value
     assert read_json(file(b"\xef\xbb\xbf{}")) == {}
     assert parse_json("[1, 2]", location="a line") == [1, 2]
+    assert read_json(file('{"limits": [0.0, Infinity]}'), allow_infinity=True) == {
+        "limits": [0.0, math.inf]
+    }
+    with pytest.raises(ValueError, match="-Infinity is not a finite number"):
+        parse_json("-Infinity", location="a line", allow_infinity=True)
 
 
 REFUSED = {

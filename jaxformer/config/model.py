@@ -286,13 +286,18 @@ class TransformerConfig:
         whether model_dim equals the width of all heads, one full layer pattern and whether the
         depth is a multiple of it, and scales that are a power of a width.
         """
-        attention = self.attention.tiny()
+        attention, feed_forward = self.attention, self.feed_forward
+        if isinstance(attention, Hybrid) and len(attention.kinds) == len(feed_forward):
+            pairs = tuple(zip(attention.kinds, feed_forward, strict=True))
+            kinds, feed_forward = zip(*shorten_pattern(pairs), strict=True)
+            attention = replace(attention, kinds=kinds)
+        attention = attention.tiny()
         first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
         tiny_kinds = attention, *(layer.attention for layer in first_layers)
         width = max(kind.heads_width for kind in tiny_kinds) or 4 * TINY_HEAD_DIM
         heads_fill_width = self.attention.heads_width == self.model_dim
         model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
-        feed_forward = tiny_feed_forwards(self.feed_forward)
+        feed_forward = tiny_feed_forwards(feed_forward)
         period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
         _, remainder = self.count_repeats(self.num_layers)
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)

@@ -99,11 +99,14 @@ def rescale_with_width(scale: Scale, old_width: int, new_width: int) -> Scale:
 
 
 def shorten_pattern(pattern: tuple[T, ...]) -> tuple[T, ...]:
-    """Shorten a per-layer pattern to its cycle, or else to one entry per run, and so on."""
+    """Shorten a per-layer pattern to its cycle, or else to one entry per run, and so on.
+
+    A pattern without runs becomes its different entries.
+    """
     if len(pattern) <= MAX_PATTERN_LENGTH:
         return pattern
     for length in range(1, MAX_PATTERN_LENGTH + 1):
         if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
             return pattern[:length]
     runs = tuple(key for key, _ in groupby(pattern))
-    return runs if len(runs) == len(pattern) else shorten_pattern(runs)
+    return tuple(dict.fromkeys(runs)) if len(runs) == len(pattern) else shorten_pattern(runs)

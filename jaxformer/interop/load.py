@@ -158,7 +158,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
                 f" Export the run: python -m experiments.export --checkpoint {folder} --output NEW"
             )
         raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.{hint}")
-    values = read_json(path)
+    values = read_json(path, allow_infinity=True)  # released files have it in time_step_limit
     for name in values.keys() & DEPTH_FIELDS:
         depth = values[name]
         if isinstance(depth, int | float) and depth > MAX_LAYERS:

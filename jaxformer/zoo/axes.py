@@ -11,6 +11,7 @@ from jaxformer.config import (
     Latent,
     LayerNorm,
     Learned,
+    LinearAttention,
     MoE,
     MultiHead,
     Rope,
@@ -46,7 +47,11 @@ BLOCK_NAMES = {
     "parallel": "parallel",
     "parallel_shared_norm": "parallel, under one norm",
 }
-ATTENTION_NAMES: Mapping[type, str] = {Latent: "latent", ShortConvolution: "convolution"}
+ATTENTION_NAMES: Mapping[type, str] = {
+    Latent: "latent",
+    ShortConvolution: "convolution",
+    LinearAttention: "linear",
+}
 QK_NORM_NAMES = {
     "width": "all heads together",
     "head": "each head",
@@ -134,15 +139,17 @@ def _position(config: TransformerConfig) -> str:
 
 
 def _window(config: TransformerConfig) -> str:
-    windows = [window for kind in attending_kinds(config) for window in kind.windows]
+    kinds = [kind for kind in attending_kinds(config) if kind.has_scores]
+    windows = [window for kind in kinds for window in kind.windows]
     count = sum(window is not None for window in windows)
-    if count == len(windows):
+    if windows and count == len(windows):
         return "in every layer"
     return f"in {count} of {len(windows)} layers" if count else "none"
 
 
 def _attention(config: TransformerConfig) -> str:
-    return " and ".join(dict.fromkeys(map(_attention_name, config.attention_kinds)))
+    kinds = (kind for kind in config.attention_kinds if kind.is_branch)
+    return " and ".join(dict.fromkeys(map(_attention_name, kinds)))
 
 
 def _attention_name(attention: AttentionKind) -> str:
@@ -186,7 +193,7 @@ def _activation(config: TransformerConfig) -> str | None:
 def _feed_forward(config: TransformerConfig) -> str:
     branch = config.feed_forward[-1]
     if not isinstance(branch, MoE):
-        return "dense"
+        return "dense" if branch.is_branch else "none"
     return "experts" if branch.shared is None else "experts, some shared"
 
 

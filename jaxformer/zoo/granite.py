@@ -1,9 +1,19 @@
-"""Granite 3: Llama's design with constants on embedding, scores, branches and logits."""
+"""Granite 3 and 4: constants on embedding, scores, branches and logits; 4 is mostly Mamba 2."""
 
 from dataclasses import replace
 
-from jaxformer.config import Embedding, LMHead, TransformerConfig
+from jaxformer.config import (
+    GLU,
+    Embedding,
+    Hybrid,
+    LMHead,
+    MoE,
+    MultiHead,
+    SharedExpert,
+    TransformerConfig,
+)
 from jaxformer.zoo.llama import llama
+from jaxformer.zoo.mamba import NORM, mamba_2_layer
 
 
 def granite_3(
@@ -32,6 +42,35 @@ def granite_3(
     )
 
 
+def granite_4_small() -> TransformerConfig:
+    """Granite 4.0 H Small: attention without positions in 4 of 40 layers, 72 experts, tied.
+
+    References:
+        IBM, Granite 4.0, 2025 (model page)
+    """
+    attention = MultiHead(
+        num_heads=32, num_kv_heads=8, head_dim=128, positions=(None,), scale=1 / 128
+    )
+    mamba = mamba_2_layer(num_heads=128)
+    moe = MoE(
+        expert=GLU(hidden_dim=768),
+        num_experts=72,
+        top_k=10,
+        shared=SharedExpert(expert=GLU(hidden_dim=1536)),
+    )
+    return TransformerConfig(
+        vocab_size=100_352,
+        model_dim=4096,
+        num_layers=40,
+        attention=Hybrid(kinds=tuple(attention if i == 5 else mamba for i in range(10))),
+        feed_forward=(moe,),
+        norm=NORM,
+        residual_multiplier=0.22,
+        embedding=Embedding(scale=12.0),
+        head=LMHead(tied=True, multiplier=1 / 16),
+    )
+
+
 PRESETS = {
     "granite-3.3-2b": granite_3(
         model_dim=2048, hidden_dim=8192, score_scale=1 / 64, logits_scaling=8.0
@@ -39,5 +78,6 @@ PRESETS = {
     "granite-3.3-8b": granite_3(
         model_dim=4096, hidden_dim=12_800, score_scale=1 / 128, logits_scaling=16.0
     ),
+    "granite-4.0-h-small": granite_4_small(),
 }
 YEARS = dict.fromkeys(PRESETS, 2025)

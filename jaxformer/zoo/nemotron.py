@@ -1,6 +1,23 @@
-"""Nemotron-4: squared ReLU, RoPE on half of each head, LayerNorm that stores scale - 1."""
+"""Nemotron-4, with RoPE on half of each head; Nemotron 3 Nano, whose layers are one branch each."""
 
-from jaxformer.config import MLP, LayerNorm, MultiHead, Rope, TransformerConfig
+from jaxformer.config import (
+    MLP,
+    AttentionKind,
+    Hybrid,
+    LayerNorm,
+    MoE,
+    MultiHead,
+    NoAttention,
+    NoFeedForward,
+    Rope,
+    Router,
+    SharedExpert,
+    TransformerConfig,
+)
+from jaxformer.zoo.mamba import NORM, mamba_2_layer
+
+# Of Nemotron 3 Nano: M is Mamba 2, E experts, * attention. The last 4 of 52 are as the first 4.
+LAYERS = "MEMEM*E" * 5 + "ME" * 3 + "M*E" + "ME" * 2
 
 
 def nemotron_4() -> TransformerConfig:
@@ -21,4 +38,31 @@ def nemotron_4() -> TransformerConfig:
     )
 
 
-PRESETS = {"nemotron-4-340b": nemotron_4()}
+def nemotron_3_nano() -> TransformerConfig:
+    """Nemotron 3 Nano: 23 Mamba 2 layers, 23 of 128 experts, 6 of attention without positions.
+
+    References:
+        NVIDIA, Nemotron 3 Nano, 2025. arXiv:2512.20848, section 2.1
+    """
+    attention = MultiHead(num_heads=32, num_kv_heads=2, head_dim=128, positions=(None,))
+    mamba = mamba_2_layer(num_heads=64, num_groups=8, min_step=1e-3)
+    moe = MoE(
+        expert=MLP(hidden_dim=1856, activation="relu_squared"),
+        num_experts=128,
+        top_k=6,
+        router=Router(score="sigmoid", selection_bias=True, scale=2.5),
+        shared=SharedExpert(expert=MLP(hidden_dim=3712, activation="relu_squared")),
+    )
+    kinds: dict[str, AttentionKind] = {"M": mamba, "*": attention, "E": NoAttention()}
+    return TransformerConfig(
+        vocab_size=131_072,
+        model_dim=2688,
+        num_layers=52,
+        attention=Hybrid(kinds=tuple(kinds[letter] for letter in LAYERS)),
+        feed_forward=tuple(moe if letter == "E" else NoFeedForward() for letter in LAYERS),
+        norm=NORM,
+    )
+
+
+PRESETS = {"nemotron-4-340b": nemotron_4(), "nemotron-3-nano": nemotron_3_nano()}
+YEARS = {"nemotron-3-nano": 2025}

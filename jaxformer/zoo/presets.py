@@ -27,6 +27,7 @@ from jaxformer.zoo import (
     lamda,
     lfm,
     llama,
+    mamba,
     minimax,
     mistral,
     nanochat,
@@ -48,7 +49,7 @@ FAMILIES = (
     *(transformer_2017, gpt, t5, switch, eleuther, lamda, gopher, bloom, opt, palm),
     *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
     *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
-    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm),
+    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba),
 )
 PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

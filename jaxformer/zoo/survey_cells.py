@@ -19,6 +19,7 @@ from jaxformer.config import (
     LMHead,
     MoE,
     MultiHead,
+    NoAttention,
     Positions,
     QKNorm,
     RMSNorm,
@@ -108,9 +109,9 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
 
 
 def attending_kinds(config: TransformerConfig) -> tuple[AttentionKind, ...]:
-    """The different attention kinds of a model, without short convolutions."""
-    kinds = (x for x in config.attention_kinds if not isinstance(x, ShortConvolution))
-    return tuple(dict.fromkeys(kinds))
+    """The different attention kinds of a model that have scores; NoAttention if none has."""
+    kinds = [kind for kind in config.attention_kinds if kind.has_scores]
+    return tuple(dict.fromkeys(kinds)) or (NoAttention(),)
 
 
 def fill_blank_cells(listed: SurveyCells) -> SurveyCells:

@@ -508,6 +508,9 @@ def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
     assert [HYBRID.layer(i).window for i in range(4)] == [1, None, 1, None]
     assert [HYBRID.layer(i).positions for i in (1, 3, 5)] == [None, c.Rope(), None]
     assert [type(kind) for kind in HYBRID.tiny().attention_kinds] == [c.Decay, c.MultiHead]
+    tiny = zoo.get("nemotron-3-nano").tiny()  # of 48 layers with one branch each
+    branches = [(x.attention.is_branch, x.feed_forward.is_moe) for x in tiny.distinct_layers]
+    assert branches == [(True, False), (False, True), (True, False)]
     kinds = zoo.get("lfm-2.5-1.2b").tiny().attention_kinds  # of 15, in runs of one or two
     assert [type(kind) for kind in kinds] == [c.ShortConvolution, c.MultiHead]
 
@@ -631,14 +634,17 @@ def test_tiny_keeps_every_choice(name):
     tiny = config.tiny()
     assert skeleton(tiny) == skeleton(config)
     assert tiny.dropout == config.dropout and tiny.initialisation == config.initialisation
-    before, after = config.attention_kinds[-1], tiny.attention_kinds[-1]
+    before, after = (  # of hybrids, the attention layers
+        ([kind for kind in x.attention_kinds if kind.has_scores] or x.attention_kinds)[-1]
+        for x in (config, tiny)
+    )
     if not isinstance(before, c.Latent):
-        assert (before.num_heads == before.num_kv_heads) == (after.num_heads == after.num_kv_heads)
-        assert (before.num_kv_heads == 1) == (after.num_kv_heads == 1)
+        shared = [getattr(x, "num_kv_heads", None) or x.num_key_heads for x in (before, after)]
+        assert (before.num_heads == shared[0]) == (after.num_heads == shared[1])
+        assert (shared[0] == 1) == (shared[1] == 1)
     assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
-    widths = [x.value_dim if isinstance(x, c.Latent) else x.head_dim for x in (before, after)]
-    square = before.num_heads * widths[0] == config.model_dim
-    assert square == (after.num_heads * widths[1] == tiny.model_dim)
+    square = config.attention.heads_width == config.model_dim
+    assert square == (tiny.attention.heads_width == tiny.model_dim)
     _, rest = config.count_repeats(config.num_layers)
     _, tiny_rest = tiny.count_repeats(tiny.num_layers)
     assert (rest == 0) == (tiny_rest == 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from jaxformer.config import (
@@ -19,6 +20,7 @@ from jaxformer.config import (
     SharedExpert,
     ShortConvolution,
     Sinusoid,
+    StepDecay,
     T5Bias,
     TransformerConfig,
     TransformerXL,
@@ -129,6 +131,10 @@ def mixer(kind_of_mixer, **fields):
     return change
 
 
+convolution = partial(mixer, ShortConvolution)
+linear = partial(mixer, LinearAttention)
+
+
 def sparse(**fields):
     pattern = {"block_size": 3, "local_blocks": 2, "stride": 3} | fields
     return attention(windows=(BlockSparse(**pattern), None))
@@ -206,16 +212,19 @@ MUTATIONS = {
     "biases of experts": Mutation(
         "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),
-    "length of delta's queries": Mutation("qwen3_next", mixer(LinearAttention, unit_vectors=False)),
-    "delta rule": Mutation("qwen3_5", mixer(LinearAttention, delta_rule=False)),
-    "gated norm": Mutation(
-        "qwen3_5", mixer(LinearAttention, output=GatedNorm(placement="before_norm"))
-    ),
-    "biases of a short convolution": Mutation(
-        "lfm2", mixer(ShortConvolution, biases=("in", "out"))
-    ),
+    "length of delta's queries": Mutation("qwen3_next", linear(unit_vectors=False)),
+    "delta rule": Mutation("qwen3_5", linear(delta_rule=False)),
+    "gated norm": Mutation("qwen3_5", linear(output=GatedNorm(placement="before_norm"))),
+    "biases of a short convolution": Mutation("lfm2", convolution(biases=("in", "out"))),
+    "smallest step of a decay": Mutation("bamba", linear(decay=StepDecay(max_step=1.1))),
+    "skipped values": Mutation("bamba", linear(skip=False)),
+    "gate before the norm": Mutation("mamba2", attention(output=GatedNorm(over="group"))),
+    "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
+    "multiplier of recurrent branches": Mutation(
+        "granitemoehybrid", model(residual_multiplier=1.0)
+    ),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),
     "clip": Mutation("olmo_clip", attention(clip_qkv=None)),
     "scale of scores": Mutation("gpt_neo", attention(scale=None)),
@@ -256,5 +265,8 @@ MUTATIONS = {
         "cohere2_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
     ),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
+    "bias of the choice in layers of experts": Mutation(
+        "nemotron_h", router_somewhere(selection_bias=False)
+    ),
     "renormalised": Mutation("mixtral", feed_forward(router=Router(renormalise=False))),
 }

@@ -16,12 +16,15 @@ from jaxformer.config import (
     LinearAttention,
     MoE,
     MultiHead,
+    NoAttention,
+    NoFeedForward,
     NTKScaling,
     OutputGate,
     QKNorm,
     QueryScaling,
     RMSNorm,
     Rope,
+    StepDecay,
     TransformerConfig,
     Yarn,
     from_json,
@@ -264,6 +267,131 @@ def test_what_trinity_says():
     values = {"model_type": "afmoe", **fields, "sliding_window": None}
     with pytest.raises(ValueError, match="sliding_window = None: layers with a window need this"):
         build_config(FAMILIES["afmoe"], values, where="")
+
+
+def test_what_mamba_2_says():
+    fields = {"num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": None}
+    fields |= {"num_heads": 4, "head_dim": 6, "n_groups": 2, "state_size": 5, "use_bias": True}
+    fields |= {"time_step_limit": [0.0, math.inf], "time_step_min": 0.01, "residual_in_fp32": True}
+    config = config_from_fields("mamba2", **fields)
+    layer = config.attention
+    assert (layer.num_heads, layer.value_dim, layer.num_key_heads, layer.key_dim) == (4, 6, 2, 5)
+    assert set(layer.biases) == {"in", "convolution", "out"}
+    assert layer.decay == StepDecay() and config.feed_forward == (NoFeedForward(),)
+    limits = {"time_step_limit": [0.001, {"__float__": "Infinity"}]}
+    limited = config_from_fields("mamba2", **fields | limits)
+    assert limited.attention.decay == StepDecay(min_step=0.001)
+    family, values = choose_family(limited, {})
+    assert family.model_type == "mamba2" and values["time_step_limit"] == limits["time_step_limit"]
+    refused = {
+        r"head_dim = 5: 4 heads of 5 make 20 features, but expand \* hidden_size is 24": {
+            "head_dim": 5
+        },
+        r"time_step_limit = \[0.1\]: expected the smallest and the largest step": {
+            "time_step_limit": [0.1]
+        },
+        r"StepDecay needs 0 <= min_step < max_step; got min_step=0.2, max_step=0.1": {
+            "time_step_limit": [0.2, 0.1]
+        },
+        "hidden_act = 'relu': not supported by jaxformer": {"hidden_act": "relu"},
+        "conv_bias = True: unknown attribute": {"conv_bias": True},
+    }
+    for message, change in refused.items():
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("mamba2", **fields | change)
+
+
+def test_what_bamba_says():
+    mamba = {
+        "mamba_n_heads": 3,
+        "mamba_d_head": "auto",
+        "mamba_d_state": 5,
+        "mamba_conv_bias": False,
+    }
+    fields = mamba | {"head_dim": 4, "attn_layer_indices": [1, 3]}
+    config = config_from_fields("bamba", **fields)
+    kinds = config.attention.kinds
+    assert [type(kind) for kind in kinds] == [LinearAttention, MultiHead]
+    assert (kinds[0].value_dim, kinds[0].num_key_heads, kinds[0].biases) == (8, 1, ())
+    assert kinds[1].positions == (Rope(fraction=0.5),)
+    for other in (config, config_from_fields("bamba", **fields | {"attn_layer_indices": []})):
+        family, values = choose_family(other, {})
+        assert family.model_type == "bamba"
+        assert build_config(family, values, where="") == other
+    with pytest.raises(ValueError, match="partial_rotary_factor = 1.0: not supported by jaxformer"):
+        config_from_fields("bamba", **fields, partial_rotary_factor=1.0)
+    with pytest.raises(ValueError, match="mamba_rms_norm = True: unknown attribute, which may"):
+        config_from_fields("bamba", **fields, mamba_rms_norm=True)
+
+
+def test_what_granite_4_says():
+    fields = {"layer_types": ["mamba", "mamba", "attention", "mamba"], "mamba_n_heads": 3}
+    fields |= {"num_local_experts": 3, "shared_intermediate_size": 7, "head_dim": 4}
+    fields |= {"attention_multiplier": 0.5, "position_embedding_type": "nope", "rope_theta": 1e4}
+    config = config_from_fields("granitemoehybrid", **fields)
+    kinds = config.attention.kinds
+    assert [type(kind) for kind in kinds] == [LinearAttention, LinearAttention, MultiHead]
+    assert (kinds[2].scale, kinds[2].positions) == (0.5, (None,))
+    (moe,) = config.feed_forward
+    assert (moe.shared.expert, moe.expert) == (GLU(hidden_dim=7), GLU(hidden_dim=10))
+    dense = fields | {"num_local_experts": 0, "position_embedding_type": "rope"}
+    all_attention = dense | {"layer_types": ["attention"] * 4}
+    for other in (fields, dense, all_attention, fields | {"layer_types": None}):
+        config = config_from_fields("granitemoehybrid", **other)
+        family, values = choose_family(config, {})
+        assert family.model_type == "granitemoehybrid"
+        assert build_config(family, values, where="") == config
+    assert config_from_fields("granitemoehybrid", **dense).feed_forward == (GLU(hidden_dim=7),)
+    refused = {
+        r"layer_types = \['mamba'\]: .* for each of 4 layers": {"layer_types": ["mamba"]},
+        "position_embedding_type = 'alibi': expected one of": {"position_embedding_type": "alibi"},
+        "mamba_use_norm = False: unknown attribute": {"mamba_use_norm": False},
+    }
+    for message, change in refused.items():
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("granitemoehybrid", **fields | change)
+
+
+def test_what_nemotron_3_nano_says():
+    fields = {
+        **{"vocab_size": 131_072, "hidden_size": 2688, "num_hidden_layers": 52},
+        "hybrid_override_pattern": "MEMEM*E" * 5 + "ME" * 3 + "M*E" + "ME" * 4,
+        **{"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128},
+        **{"mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8},
+        **{"n_routed_experts": 128, "num_experts_per_tok": 6, "routed_scaling_factor": 2.5},
+        **{"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712},
+        **{"time_step_limit": [0.0, math.inf], "rope_theta": 10_000, "expand": 2},
+    }
+    config = build_config(FAMILIES["nemotron_h"], fields, where="")
+    assert [type(config.layer(i).attention) for i in (0, 1, 5, 51)] == [
+        *(LinearAttention, NoAttention, MultiHead, NoAttention)
+    ]
+    assert config.layer(0).attention.decay == StepDecay(min_step=0.001)
+    assert config.layer(5).feed_forward == NoFeedForward()
+    moe = config.layer(1).feed_forward
+    assert moe.expert == MLP(hidden_dim=1856, activation="relu_squared")
+    assert moe.shared.expert == MLP(hidden_dim=3712, activation="relu_squared")
+    family, values = choose_family(config, {})
+    assert family.model_type == "nemotron_h"
+    assert build_config(family, values, where="") == config
+    refused = {
+        "moe_latent_size = 16: experts in a latent are not supported": {"moe_latent_size": 16},
+        "n_shared_experts = 2: not supported": {"n_shared_experts": 2},
+        r"time_step_limit = \[0.0, 0.1\]: steps are limited by time_step_min alone": {
+            "time_step_limit": [0.0, 0.1]
+        },
+        "hybrid_override_pattern = 'MX': expected M .* for each layer": {
+            "hybrid_override_pattern": "MX"
+        },
+        "num_hidden_layers = 52: hybrid_override_pattern has another number of layers": {
+            "hybrid_override_pattern": "M*"
+        },
+        "tie_word_embeddings = True: not supported": {"tie_word_embeddings": True},
+        "sliding_window = 8: unknown attribute": {"sliding_window": 8},
+    }
+    for message, change in refused.items():
+        with pytest.raises(ValueError, match=message):
+            build_config(FAMILIES["nemotron_h"], fields | change, where="")
 
 
 def test_what_released_files_say_beside_what_transformers_writes():

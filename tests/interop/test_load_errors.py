@@ -261,8 +261,12 @@ def test_numbers_no_model_has_name_the_file_and_its_field(
 def test_untrusted_json_in_a_folder_is_one_sentence_that_names_the_file(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA, tensors)
     config, whole = folder / "config.json", (folder / "config.json").read_text()
-    config.write_text(whole.replace("{", '{"rope_theta": Infinity, ', 1))
-    assert refused(folder, r"^\S*config\.json is not JSON: Infinity is not a finite number\.$")
+    config.write_text(whole.replace("500000.0", "Infinity"))
+    assert refused(
+        folder, r"config\.json: .*\n  rope_theta = inf: expected a value of type float\."
+    )
+    config.write_text(whole.replace("{", '{"rope_theta": NaN, ', 1))
+    assert refused(folder, r"^\S*config\.json is not JSON: NaN is not a finite number\.$")
     config.write_text("[" * 100_000)
     assert refused(folder, r"^\S*config\.json is nested too deeply\.$")
     config.write_text(whole)

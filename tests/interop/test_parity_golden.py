@@ -9,6 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer import Transformer
+from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.layers.parameter_metadata import parameter_metadata
@@ -125,6 +126,28 @@ def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
     for here, there in zip(jax.tree.leaves(params), jax.tree.leaves(again.params), strict=True):
         assert here.dtype == there.dtype == jnp.float32
         assert np.array_equal(here, there)
+
+
+RECURRENT = (
+    *("bamba", "mamba2", "granitemoehybrid", "granitemoehybrid_dense", "nemotron_h"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),
+)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.slow(but=["bamba"])
+def test_token_by_token_gives_the_same_logits(loaded, name):
+    golden, config, params = loaded(name)
+    (example,) = golden.examples
+    tokens = jnp.asarray(example.tokens)
+    prompt, length = 5, tokens.shape[-1]
+    _, context = prefill(
+        config, params, tokens[:, :prompt], jnp.full(len(tokens), prompt), capacity=length
+    )
+    step = jax.jit(decode_step, static_argnums=0)
+    for i in range(prompt, length):
+        logits, context = step(config, params, tokens[:, i], context)
+        np.testing.assert_allclose(logits, example.logits[:, i], rtol=0, atol=tolerance(name))
 
 
 def key_bias_gpt2(tensors, at, heads):

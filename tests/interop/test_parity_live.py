@@ -140,6 +140,20 @@ SIZES = {
     "ernie4_5_moe": GROUPED
     | {"num_hidden_layers": 7, "moe_layer_interval": 2, "moe_layer_end_index": 4}
     | {"moe_num_shared_experts": 0, "tie_word_embeddings": False},
+    "bamba": GROUPED
+    | {"hidden_size": 48, "num_hidden_layers": 5, "attn_layer_indices": [1, 4]}
+    | {"time_step_limit": (0.0, float("inf")), "mamba_proj_bias": False, "mamba_n_heads": 6}
+    | {"mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_conv_bias": False, "mlp_bias": False},
+    "granitemoehybrid": GROUPED
+    | {"layers_block_type": ["mamba", "mamba", "attention"], "layer_types": None}
+    | {"mamba_d_head": "auto", "mamba_n_groups": 2, "mamba_proj_bias": True, "mamba_d_conv": 4},
+    "granitemoehybrid_dense": GROUPED
+    | {"layer_types": ["full_attention"] * 3, "attention_bias": False, "mamba_d_head": "auto"},
+    "nemotron_h": {"vocab_size": 53, "hidden_size": 36, "num_attention_heads": 6}
+    | {"layers_block_type": None, "hybrid_override_pattern": "MM*E-", "mlp_bias": True}
+    | {"use_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    "mamba2": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2, "head_dim": 12}
+    | {"n_groups": 3, "use_bias": True, "use_conv_bias": True, "time_step_limit": (0.2, 0.9)},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},

@@ -42,12 +42,13 @@ def test_positions():
     """In order of the first model; presets of a row that choose otherwise stand beside it."""
     routers = names_of("position")
     kinds = ["sinusoids", "learned", "T5 bias", "RoPE", "Transformer-XL", "ALiBi"]
-    assert list(routers) == [*kinds, "RoPE and none"]
+    assert list(routers) == [*kinds, "none", "RoPE and none"]
     assert routers["ALiBi"] == ["BLOOM (175B)", "baichuan-2-13b"]
     assert routers["learned"] == ["GPT", "GPT2", "GPT3 (175B)", "OPT (175B)"]
     assert routers["T5 bias"] == [
         *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
     ]
+    assert routers["none"] == ["mamba-2-2.7b", "nemotron-3-nano", "granite-4.0-h-small"]
     assert routers["RoPE and none"] == [
         *("Command A", "smollm3-3b", "exaone-4-32b", "trinity-mini")
     ]
@@ -90,20 +91,37 @@ def test_short_convolutions_stand_beside_attention():
     assert (position, window, qk_norm) == ("RoPE", "none", "each head")
 
 
+def test_recurrent_layers_stand_beside_attention():
+    choices = {
+        name: {axis: choose(zoo.get(name)) for axis, choose in zoo.AXES.items()}
+        for name in ("mamba-2-2.7b", "bamba-9b", "nemotron-3-nano")
+    }
+    mamba, bamba, nemotron = choices.values()
+    assert (mamba["attention"], mamba["window"], mamba["feed-forward"]) == (
+        "linear",
+        "none",
+        "none",
+    )
+    assert mamba["attention-bias"] == "none"
+    assert (bamba["attention"], bamba["position"]) == ("linear and grouped-query", "RoPE")
+    assert nemotron["attention"] == "linear and grouped-query"
+    assert nemotron["feed-forward"] == "experts, some shared"
+
+
 def test_routers_are_of_mixtures_only():
     routers = names_of("router")
     assert routers["softmax, groups, scaled"] == ["deepseek-v2"]
     assert routers["sigmoid, a bias of the choice, groups, renormalised, scaled"] == ["DeepSeek v3"]
     assert routers["softmax, renormalised"] == [
         *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "hunyuan-a13b"),
-        *("gpt-oss-20b", "gpt-oss-120b"),
+        *("gpt-oss-20b", "gpt-oss-120b", "granite-4.0-h-small"),
     ]
     assert routers["softmax, limited capacity"] == ["Switch Transformer"]
     mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
     mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (10, 10)
+    assert (branches["experts"], branches["experts, some shared"]) == (10, 12)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 

@@ -151,6 +151,10 @@ ROUNDED = {
     "hunyuan-a13b": (80, 0.5),  # abstract
     "granite-3.3-2b": (2.5, 0.05),  # model page
     "trinity-mini": (26, 0.5),  # abstract
+    "mamba-2-2.7b": (2.7, 0.05),  # its name
+    "bamba-9b": (9.78, 0.005),  # model page
+    "granite-4.0-h-small": (32, 0.5),  # model page
+    "nemotron-3-nano": (31.6, 0.05),  # announcement
 }
 # Without tables of tokens and head.
 NON_EMBEDDING = {
@@ -184,6 +188,8 @@ ACTIVE = {
     "ernie-4.5-21b-a3b": (3, 0.5, 0),  # its name
     "hunyuan-a13b": (13, 0.5, 0),  # abstract
     "trinity-mini": (3, 0.5, 0),  # abstract
+    "granite-4.0-h-small": (9, 0.5, 0),  # model page
+    "nemotron-3-nano": (3.2, 0.05, 1),  # announcement, which says 3.6 with the table of tokens
 }
 
 

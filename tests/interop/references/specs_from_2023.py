@@ -100,6 +100,13 @@ CONVOLUTIONS = (
         "rope_parameters": rope(1e6),
     }
 )
+SSM = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 3,
+    "mamba_d_state": 5,
+    "mamba_d_conv": 3,
+}
 SPECS = {
     "palm_like": (
         "cohere",
@@ -736,6 +743,102 @@ SPECS = {
             "lm_head_bias": True,
             "sliding_window": 5,
             "rope_parameters": rope(1e4),
+        },
+    ),
+    "bamba": (
+        "bamba",
+        "BambaForCausalLM",
+        LLAMA
+        | IDS
+        | SSM
+        | {
+            "hidden_size": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "time_step_limit": (0.4, 1.1),
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.5),
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        "Mamba2ForCausalLM",
+        IDS
+        | {
+            "vocab_size": V,
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_heads": 6,
+            "head_dim": 8,
+            "n_groups": 2,
+            "state_size": 5,
+            "conv_kernel": 4,
+            "chunk_size": 7,
+            "use_conv_bias": False,
+        },
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        GRANITE
+        | IDS
+        | SSM
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "intermediate_size": 10,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 14,
+            "position_embedding_type": "nope",
+            "time_step_limit": (0.4, 1.1),
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        GRANITE
+        | IDS
+        | SSM
+        | {
+            "layer_types": ["full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 14,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        IDS
+        | {
+            "vocab_size": V,
+            "hidden_size": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+            "intermediate_size": 22,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 7,
+            "n_groups": 3,
+            "ssm_state_size": 5,
+            "conv_kernel": 3,
+            "time_step_min": 0.4,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 3,
+            "topk_group": 2,
+            "moe_intermediate_size": 8,
+            "moe_shared_expert_intermediate_size": 11,
+            "routed_scaling_factor": 1.3,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         },
     ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),

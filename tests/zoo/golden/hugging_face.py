@@ -291,6 +291,40 @@ CONFIGS = {
         attention_multiplier=1 / 128,
         logits_scaling=16.0,
     ),
+    "mamba-2-2.7b": t.Mamba2Config(
+        vocab_size=50_288,
+        hidden_size=2560,
+        num_hidden_layers=64,
+        num_heads=80,
+        n_groups=1,
+        tie_word_embeddings=True,
+    ),
+    "bamba-9b": t.BambaConfig(
+        vocab_size=128_256, attn_layer_indices=[9, 18, 27], mamba_d_state=128
+    ),
+    "granite-4.0-h-small": t.GraniteMoeHybridConfig(
+        **size(4096, 40, 32, 8, 768),
+        **GRANITE_3 | {"vocab_size": 100_352},
+        attention_multiplier=1 / 128,
+        logits_scaling=16.0,
+        layer_types=["full_attention" if i % 10 == 5 else "linear_attention" for i in range(40)],
+        mamba_d_state=128,
+        num_local_experts=72,
+        num_experts_per_tok=10,
+        shared_intermediate_size=1536,
+        position_embedding_type="nope",
+    ),
+    "nemotron-3-nano": t.NemotronHConfig(
+        hidden_size=2688,
+        hybrid_override_pattern="MEMEM*E" * 5 + "ME" * 3 + "M*E" + "ME" * 4,
+        num_key_value_heads=2,
+        mamba_num_heads=64,
+        n_routed_experts=128,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712,
+        routed_scaling_factor=2.5,
+    ),
     "lfm-2.5-1.2b": t.Lfm2Config(
         **size(2048, 16, 32, 8, 12_288), full_attn_idxs=[2, 5, 8, 10, 12, 14]
     ),
