@@ -91,7 +91,12 @@ def preset_listing() -> str:
         listed.update(new_presets)
         if new_presets:
             lines.append(
-                textwrap.fill(f"{title}: {', '.join(new_presets)}", WIDTH, subsequent_indent="    ")
+                textwrap.fill(
+                    f"{title}: {', '.join(new_presets)}",
+                    WIDTH,
+                    subsequent_indent="    ",
+                    break_on_hyphens=False,
+                )
             )
     return "\n".join(lines)
 
@@ -103,7 +108,10 @@ def axis_listing(axis: str) -> str:
         lines.append(f"{choice}: {len(models)}")
         for year, group in itertools.groupby(models, lambda model: model.year):
             names = ", ".join(model.name.partition(" - same for ")[0] for model in group)
-            lines.append(textwrap.fill(f"    {year}  {names}", WIDTH, subsequent_indent=" " * 10))
+            line = f"    {year}  {names}"
+            lines.append(
+                textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
+            )
     return "\n".join(lines)
 
 

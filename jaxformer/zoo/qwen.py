@@ -1,4 +1,4 @@
-"""Qwen to Qwen 2.5 (Llama with QKV biases) and Qwen 3 (QK-norm instead of biases).
+"""Qwen to Qwen 2.5 (Llama with QKV biases), Qwen 3 (QK-norm instead of biases), Qwen 3 Next, 3.5.
 
 Vocabularies are those of the released embeddings, padded to 152,064, since version 3 to 151,936.
 Beyond its training length the first Qwen also scales RoPE and queries, which is not supported.
@@ -8,9 +8,14 @@ from dataclasses import replace
 
 from jaxformer.config import (
     GLU,
+    FeedForward,
+    GatedNorm,
+    Hybrid,
+    LinearAttention,
     LMHead,
     MoE,
     MultiHead,
+    OutputGate,
     QKNorm,
     RMSNorm,
     Rope,
@@ -119,6 +124,70 @@ def qwen_3_moe(
     )
 
 
+def qwen_3_next(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_value_heads: int = 32,
+    vocab_size: int = 248_320,
+    feed_forward: FeedForward,
+) -> TransformerConfig:
+    """Three layers of gated DeltaNet for one of gated attention; norms multiply by 1 + scale.
+
+    References:
+        Qwen team, Qwen3-Next, 2025
+        Yang, Kautz and Hatamizadeh, Gated Delta Networks, 2024. arXiv:2412.06464
+        Qiu et al., Gated Attention for Large Language Models, 2025. arXiv:2505.06708
+    """
+    norm = RMSNorm(scale_offset=1.0)
+    delta_net = LinearAttention(
+        num_heads=num_value_heads,
+        num_key_heads=16,
+        key_dim=128,
+        value_dim=128,
+        output=GatedNorm(norm=RMSNorm()),
+    )
+    attention = MultiHead(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=256,
+        positions=(Rope(base=1e7, fraction=0.25),),
+        qk_norm=QKNorm(norm=norm),
+        output_gate=OutputGate(),
+    )
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=Hybrid(kinds=(delta_net, delta_net, delta_net, attention)),
+        feed_forward=(feed_forward,),
+        norm=norm,
+        head=LMHead(tied=False),
+    )
+
+
+def qwen_3_next_moe(
+    *, num_layers: int, num_experts: int, top_k: int, vocab_size: int = 248_320
+) -> TransformerConfig:
+    """Experts of 512 features in every layer, and a shared one with a gate."""
+    expert = GLU(hidden_dim=512)
+    return qwen_3_next(
+        model_dim=2048,
+        num_layers=num_layers,
+        num_heads=16,
+        num_kv_heads=2,
+        vocab_size=vocab_size,
+        feed_forward=MoE(
+            expert=expert,
+            num_experts=num_experts,
+            top_k=top_k,
+            shared=SharedExpert(expert=expert, gated=True),
+        ),
+    )
+
+
 PRESETS = {
     "qwen-14b": qwen(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696, base=10_000.0),
     "qwen-1.5-moe-a2.7b": qwen_1_5_moe(),
@@ -135,4 +204,26 @@ PRESETS = {
     "qwen-3-32b": qwen_3(model_dim=5120, num_layers=64, num_heads=64, hidden_dim=25_600),
     "qwen-3-30b-a3b": qwen_3_moe(model_dim=2048, num_layers=48, num_heads=32, hidden_dim=768),
     "qwen-3-235b-a22b": qwen_3_moe(model_dim=4096, num_layers=94, num_heads=64, hidden_dim=1536),
+    "qwen-3-next-80b-a3b": qwen_3_next_moe(
+        num_layers=48, num_experts=512, top_k=10, vocab_size=151_936
+    ),
+    "qwen-3.5-9b": qwen_3_next(
+        model_dim=4096,
+        num_layers=32,
+        num_heads=16,
+        num_kv_heads=4,
+        feed_forward=GLU(hidden_dim=12_288),
+    ),
+    "qwen-3.5-27b": qwen_3_next(
+        model_dim=5120,
+        num_layers=64,
+        num_heads=24,
+        num_kv_heads=4,
+        num_value_heads=48,
+        feed_forward=GLU(hidden_dim=17_408),
+    ),
+    "qwen-3.5-35b-a3b": qwen_3_next_moe(num_layers=40, num_experts=256, top_k=8),
 }
+YEARS = {"qwen-3-next-80b-a3b": 2025} | dict.fromkeys(
+    ("qwen-3.5-9b", "qwen-3.5-27b", "qwen-3.5-35b-a3b"), 2026
+)

@@ -74,7 +74,9 @@ def test_what_few_chose():
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
     assert "command-r" in qk_norms["none"] and "Command R+" not in qk_norms["none"]
-    assert names_of("output-gate")["each feature"] == ["trinity-mini"]
+    assert names_of("output-gate")["each feature"] == [
+        *("qwen-3-next-80b-a3b", "trinity-mini", "qwen-3.5-9b", "qwen-3.5-27b", "qwen-3.5-35b-a3b")
+    ]
     assert names_of("sinks")["each head"] == ["gpt-oss-20b", "gpt-oss-120b"]
     assert "Qwen 3 (8B)" not in names_of("attention-bias")["query, key, value"]
     assert "arcee-4.5b" in names_of("activation")["SqReLu"]
@@ -113,15 +115,16 @@ def test_routers_are_of_mixtures_only():
     assert routers["softmax, groups, scaled"] == ["deepseek-v2"]
     assert routers["sigmoid, a bias of the choice, groups, renormalised, scaled"] == ["DeepSeek v3"]
     assert routers["softmax, renormalised"] == [
-        *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "hunyuan-a13b"),
-        *("gpt-oss-20b", "gpt-oss-120b", "granite-4.0-h-small"),
+        *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "qwen-3-next-80b-a3b"),
+        *("hunyuan-a13b", "gpt-oss-20b", "gpt-oss-120b", "granite-4.0-h-small"),
+        "qwen-3.5-35b-a3b",
     ]
     assert routers["softmax, limited capacity"] == ["Switch Transformer"]
     mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
     mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (10, 12)
+    assert (branches["experts"], branches["experts, some shared"]) == (10, 14)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 

@@ -150,6 +150,10 @@ ROUNDED = {
     "ernie-4.5-21b-a3b": (21, 1),  # its name, cut
     "hunyuan-a13b": (80, 0.5),  # abstract
     "granite-3.3-2b": (2.5, 0.05),  # model page
+    "qwen-3-next-80b-a3b": (80, 0.5),  # its name, and that of the next three
+    "qwen-3.5-9b": (9, 0.5),
+    "qwen-3.5-27b": (27, 0.5),
+    "qwen-3.5-35b-a3b": (35, 0.5),
     "trinity-mini": (26, 0.5),  # abstract
     "mamba-2-2.7b": (2.7, 0.05),  # its name
     "bamba-9b": (9.78, 0.005),  # model page
@@ -187,6 +191,8 @@ ACTIVE = {
     "glm-4.7-flash": (3, 0.5, 2),  # model page
     "ernie-4.5-21b-a3b": (3, 0.5, 0),  # its name
     "hunyuan-a13b": (13, 0.5, 0),  # abstract
+    "qwen-3-next-80b-a3b": (3, 0.6, 1),  # its name
+    "qwen-3.5-35b-a3b": (3, 0.5, 1),  # its name
     "trinity-mini": (3, 0.5, 0),  # abstract
     "granite-4.0-h-small": (9, 0.5, 0),  # model page
     "nemotron-3-nano": (3.2, 0.05, 1),  # announcement, which says 3.6 with the table of tokens

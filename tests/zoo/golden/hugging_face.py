@@ -35,6 +35,7 @@ def yarn(factor, original_length, base=1e4, **more):
     return {"rope_type": "yarn", "rope_theta": base, **fields, **more}
 
 
+QWEN_3_NEXT = rope(1e7, partial_rotary_factor=0.25)
 OLMO_3 = {
     "full_attention": yarn(8.0, 8192, 5e5, attention_factor=1.2079441541679836),
     "sliding_attention": rope(5e5),
@@ -325,6 +326,12 @@ CONFIGS = {
         moe_shared_expert_intermediate_size=3712,
         routed_scaling_factor=2.5,
     ),
+    "qwen-3-next-80b-a3b": t.Qwen3NextConfig(rope_parameters=QWEN_3_NEXT),
+    "qwen-3.5-9b": t.Qwen3_5TextConfig(rope_parameters=QWEN_3_NEXT),
+    "qwen-3.5-27b": t.Qwen3_5TextConfig(
+        **size(5120, 64, 24, 4, 17_408), linear_num_value_heads=48, rope_parameters=QWEN_3_NEXT
+    ),
+    "qwen-3.5-35b-a3b": t.Qwen3_5MoeTextConfig(rope_parameters=QWEN_3_NEXT),
     "lfm-2.5-1.2b": t.Lfm2Config(
         **size(2048, 16, 32, 8, 12_288), full_attn_idxs=[2, 5, 8, 10, 12, 14]
     ),
