@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import tyro
 
 from experiments.training import object_store as stores
+from jaxformer import zoo
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
@@ -62,7 +63,11 @@ def parse_run(
     if named:
         name, *arguments = arguments
         if name not in runs:
-            exit_with_error(f"There is no named run {name!r}. Named runs: {', '.join(runs)}.")
+            hint = " It is a preset: to train it see experiments/guides/train.md."
+            exit_with_error(
+                f"There is no named run {name!r}. Named runs: {', '.join(runs)}."
+                f"{hint if name in zoo.names() else ''}"
+            )
     default = runs[name]
     if resume_run is not None and not named and set(RESUME_FLAGS) & set(arguments):
         default = resume_run(default, _flag_value("--output", arguments))

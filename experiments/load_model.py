@@ -177,6 +177,19 @@ def load_model(
     )
 
 
+def load_initial_params(folder: Path, mesh: Mesh) -> Any:
+    """Parameters of the folder that --init names, in float32.
+
+    A Hugging Face folder needs no tokenizer: the run may have another one.
+
+    Raises:
+        ValueError: The folder has no model.
+    """
+    if (folder / "config.json").is_file() and not (reached(folder) / "checkpoints").is_dir():
+        return load_pretrained(folder, "float32", mesh=mesh)[1]
+    return load_model(folder, mesh=mesh).params
+
+
 def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
     """The run with the model and tokenizer of the folder that --init names.
 

@@ -15,7 +15,7 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from experiments.load_model import load_model, write_beginning
+from experiments.load_model import load_initial_params, write_beginning
 from experiments.training import object_store as stores
 from experiments.training.memory_checks import check_compiled_memory, check_memory, memory_advice
 from experiments.training.resume import checkpoint_description, find_start_step, report_early_end
@@ -446,7 +446,7 @@ def init_or_restore_state(
     if start_step == 0:
         params = None
         if run.init is not None:
-            params = load_model(fetch_folder(run.init), mesh=setup.mesh).params
+            params = load_initial_params(fetch_folder(run.init), setup.mesh)
             print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)

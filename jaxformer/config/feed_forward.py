@@ -197,7 +197,9 @@ class Router:
     Attributes:
         score: Scores of the logits: "softmax" over the experts, or "sigmoid" of each.
         bias: Whether the logits have a bias.
-        selection_bias: Whether a bias is added for the choice alone.
+        selection_bias: Whether a bias per expert is added to the scores that choose, but not to
+            those that weigh. Training moves it to balance the load without an auxiliary loss
+            (DeepSeek V3).
         groups: Groups of experts; None chooses from all.
         renormalise: Whether the scores of the choice are divided by their sum.
         scale: Multiplies the weights.

@@ -154,7 +154,8 @@ def _select_union_member(options: tuple, data: Any, path: str) -> Any:
 
 def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
     if not isinstance(data, dict) or data.get("type") != kind.__name__:
-        raise ValueError(f"{path}: expected an object of type {kind.__name__}, got {data!r}.")
+        got = f"one of type {data['type']!r}" if isinstance(data, dict) and "type" in data else data
+        raise ValueError(f"{path}: expected an object of type {kind.__name__}, got {got}.")
     annotations = typing.get_type_hints(kind)
     hints = {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
     unknown = sorted(set(data) - set(hints) - {"type"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,13 @@ def _row_biases(
 
 
 class GroupedMatmulBackend(ABC):
-    """Backend of `grouped_matmul`: the product, and the outer product its gradient needs."""
+    """Backend of `grouped_matmul`: the product, and the outer product its gradient needs.
+
+    Attributes:
+        name: Name in the log.
+    """
+
+    name: ClassVar[str]
 
     @abstractmethod
     def matmul(
@@ -80,6 +86,8 @@ class GroupedMatmulBackend(ABC):
 
 class RaggedDotBackend(GroupedMatmulBackend):
     """Backend with XLA's `jax.lax.ragged_dot`."""
+
+    name = "jax.lax.ragged_dot"
 
     def matmul(
         self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
@@ -101,6 +109,7 @@ class RaggedDotBackend(GroupedMatmulBackend):
 class MegabloxBackend(GroupedMatmulBackend):
     """Backend with JAX's megablox kernels for TPUs."""
 
+    name = "megablox"
     interpret: bool = False
 
     def matmul(
@@ -143,6 +152,7 @@ class MegabloxBackend(GroupedMatmulBackend):
 class HopperBackend(GroupedMatmulBackend):
     """Backend with JAX's Mosaic GPU kernels for Hopper."""
 
+    name = "Mosaic GPU ragged_dot"
     tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=8)
 
     def matmul(
@@ -191,9 +201,7 @@ def _choose_backend(x: Array, kernels: Array) -> GroupedMatmulBackend:
         reason = "JAX_ENABLE_CHECKS rejects kernels, whose results carry no varying mesh axes"
     backend = backend if reason is None else RaggedDotBackend()
     explanation = "" if reason is None else f", since {reason}"
-    LOG.info(
-        "Products of %d experts: %s%s", len(kernels), type(backend).__name__.lower(), explanation
-    )
+    LOG.info("Grouped matmul of %d experts: %s%s", len(kernels), backend.name, explanation)
     return backend
 
 

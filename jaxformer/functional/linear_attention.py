@@ -75,7 +75,8 @@ def linear_attention(
 
     Args:
         query: Queries, scaled as the model does.
-        key: Keys, as many heads as queries; each serves N / K heads of the values.
+        key: Keys, as many heads as queries; each serves N / K heads of the values. With the delta
+            rule their length must be at most 1 (if beta is at most 1), or the state may diverge.
         value: Values of N heads.
         log_decay: Logarithm of the decay, at most 0: one per head, or one per feature of the key.
             None is no decay.
@@ -321,6 +322,7 @@ def _solve_unit_triangular(
     strict: Float32[Array, "*batch T T"], right: Float32[Array, "*batch T H"]
 ) -> Float32[Array, "*batch T H"]:
     """Solve (I + strict) @ x = right for a strictly lower triangular matrix."""
+    strict, right = pvary_like((strict, right), strict, right)
     inverse = _inverse_unit_triangular(jax.lax.stop_gradient(strict))
     return jax.lax.custom_linear_solve(
         lambda x: x + strict @ x,
@@ -340,7 +342,7 @@ def _inverse_unit_triangular(strict: Float32[Array, "*batch T T"]) -> Float32[Ar
     T = strict.shape[-1]
     size = _power_of_two(T)
     strict = jnp.pad(strict, [(0, 0)] * (strict.ndim - 2) + [(0, size - T)] * 2)
-    inverse = jnp.ones((*strict.shape[:-2], size, 1, 1))
+    inverse = pvary_like(jnp.ones((*strict.shape[:-2], size, 1, 1)), strict)
     while (width := inverse.shape[-1]) < size:
         starts = range(0, size, 2 * width)
         blocks = [strict[..., i + width : i + 2 * width, i : i + width] for i in starts]

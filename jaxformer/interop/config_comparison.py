@@ -123,6 +123,12 @@ def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:
                 expected_value, actual_value, f"{path}.{field.name}" if path else field.name
             )
         return lines
+    if isinstance(expected, tuple) and isinstance(actual, tuple) and len(expected) == len(actual):
+        return [
+            line
+            for i, pair in enumerate(zip(expected, actual, strict=True))
+            for line in config_differences(*pair, f"{path}[{i}]")
+        ]
     if isinstance(expected, float) and isinstance(actual, float | int):
         same = math.isclose(expected, actual, rel_tol=ROUNDING)
     else:

@@ -1,12 +1,13 @@
-"""Command line: print the lecture's tables, a preset, the names of all, or who chose what.
+"""Command line: print the lecture's tables, a model, the names of all, or who chose what.
 
 python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS]
 """
 
 import argparse
+from pathlib import Path
 
 from jaxformer import costs
-from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
+from jaxformer.config import EncoderDecoder, Learned, TransformerConfig, from_json
 from jaxformer.errors import readable_errors
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row, to_python_source
@@ -18,7 +19,8 @@ def main() -> None:
     """Parse the command line and print."""
     parser = argparse.ArgumentParser(prog="python -m jaxformer.zoo", description=__doc__)
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
+    name_help = "a preset, such as llama-2-70b, or a .json file written by config.to_json"
+    one.add_argument("name", nargs="?", help=name_help)
     one.add_argument("--list", action="store_true", help="name all presets")
     one.add_argument("--markdown", action="store_true", help="the tables, for a README")
     axis_help = f"list which models made which choice: {', '.join(AXES)}"
@@ -38,12 +40,15 @@ def main() -> None:
 
 
 def describe_preset(name: str) -> str:
-    """Describe one preset: configuration, costs, and its rows of the tables.
+    """Describe one preset or JSON file: configuration, costs, and its rows of the tables.
 
     Raises:
-        ValueError: There is no such preset.
+        ValueError: There is no such preset, or the file is not that of a configuration.
     """
-    config = get(name)
+    if name.endswith(".json"):
+        config = from_json(TransformerConfig, Path(name).read_bytes())
+    else:
+        config = get(name)
     tables: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
     rows = [row for row in tables if name in row.presets]
     parts = [

@@ -203,7 +203,7 @@ def _router(config: TransformerConfig) -> str | None:
         return None
     router = moe.router
     parts = {
-        "a bias of the choice": router.selection_bias,
+        "selection bias": router.selection_bias,
         "groups": router.groups is not None,
         "renormalised": router.renormalise,
         "scaled": router.scale != 1,

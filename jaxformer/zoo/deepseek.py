@@ -129,7 +129,7 @@ def deepseek_v2() -> TransformerConfig:
 
 
 def deepseek_v3() -> TransformerConfig:
-    """671B: 8 of 256 experts by sigmoid and a bias of the choice, and a shared one."""
+    """671B: 8 of 256 experts by sigmoid and a selection bias, and a shared one."""
     moe = MoE(
         expert=GLU(hidden_dim=2048),
         num_experts=256,

@@ -27,7 +27,7 @@ def ernie_4_5() -> TransformerConfig:
 
 
 def ernie_4_5_moe() -> TransformerConfig:
-    """6 of 64 experts, by softmax and a bias of the choice, and 2 shared ones after a dense layer.
+    """6 of 64 experts, by softmax and a selection bias, and 2 shared ones after a dense layer.
 
     References:
         Baidu ERNIE team, ERNIE 4.5 Technical Report, 2025

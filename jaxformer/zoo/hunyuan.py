@@ -51,7 +51,7 @@ def hunyuan_a13b() -> TransformerConfig:
 
 
 def hunyuan_3() -> TransformerConfig:
-    """8 of 192 experts by sigmoid and a bias of the choice, and a shared one.
+    """8 of 192 experts by sigmoid and a selection bias, and a shared one.
 
     References:
         Tencent, Hy3 preview, 2026. huggingface.co/tencent/Hy3-preview

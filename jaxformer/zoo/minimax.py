@@ -4,7 +4,7 @@ from jaxformer.config import GLU, MoE, MultiHead, QKNorm, RMSNorm, Rope, Router,
 
 
 def minimax_m2() -> TransformerConfig:
-    """Full attention in every layer, 8 of 256 experts by sigmoid and a bias of the choice.
+    """Full attention in every layer, 8 of 256 experts by sigmoid and a selection bias.
 
     References:
         MiniMax, MiniMax-M2, 2025. huggingface.co/MiniMaxAI/MiniMax-M2

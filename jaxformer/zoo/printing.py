@@ -32,9 +32,9 @@ def survey_table() -> str:
         "published model (+ added, - absent); after `assumed:`, cells that we assume because "
         "nothing is published. A dot is a blank cell. A yes under `differs`: the model "
         "differs, in a column or in something without one. A star: something about the model "
-        "is assumed, because it is not published or not checked against released files. Of an "
-        "unsupported model the library lacks what is missing. `python -m jaxformer.zoo NAME` "
-        "lists differences and assumptions, "
+        "is assumed, because it is not published or not checked against released files. A "
+        "line that begins with `missing:` lists what the library lacks for an unsupported model. "
+        "`python -m jaxformer.zoo NAME` lists differences and assumptions, "
         f"`--list` all {len(names())} presets."
     )
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])

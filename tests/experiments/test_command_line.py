@@ -128,6 +128,10 @@ def test_an_unknown_run_lists_those_there_are(capsys, name):
     assert refusal(capsys, name) == message
 
 
+def test_a_preset_is_not_a_named_run(capsys):
+    assert refusal(capsys, "gpt-1").endswith("see experiments/guides/train.md.")
+
+
 TINY = pretrain.RUNS["tiny"]
 OTHERS = {
     "small": pretrain.RUNS["small"],

@@ -231,6 +231,14 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_text_is_read(folder, m
         pretrain.main(run_from_checkpoint(BASE, str(folder)))
 
 
+def test_a_folder_without_a_tokenizer_begins_a_run_with_another(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    run = run_from_checkpoint(BASE, str(folder))
+    pretrain.main(replace(run, tokenizer=data.ByteLevel(), steps=1, schedule_steps=1))
+    assert len(losses("out")) == 1
+
+
 def test_a_tokenizer_or_a_text_is_named_by_its_path(folder):
     flags = ["--tokenizer", str(folder / "tokenizer.json"), "--corpus", "corpus.txt"]
     run = parse_run({"tiny": BASE}, "", flags)

@@ -174,7 +174,7 @@ def test_the_machine_decides_and_the_log_says_why(
     with caplog.at_level("INFO", logger="jaxformer"):
         assert type(grouped._choose_backend(kernels[0], kernels)) is kind
     (record,) = caplog.records
-    assert f"Products of {E} experts: {kind.__name__.lower()}" in record.message
+    assert f"Grouped matmul of {E} experts: {kind.name}" in record.message
     assert why in record.message
 
 

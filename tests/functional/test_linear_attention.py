@@ -174,6 +174,24 @@ def test_devices_that_share_the_sequence_hand_states_along(delta_rule):
         np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
+@DECAYS
+def test_one_token_of_rows_sharded_over_devices(features):
+    """As in decoding, where the triangular system of a chunk is of size 1."""
+    x = draw(features=features, rows=4, length=1)
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    attend = partial(functional.linear_attention, delta_rule=True)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    def run(x):
+        return attend(**x)
+
+    output, state = run(x)
+    expected, expected_state = loop(x, delta_rule=True)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    np.testing.assert_allclose(state, expected_state, atol=1e-5)
+
+
 @RULES
 def test_a_sequence_in_parts_is_the_whole(delta_rule):
     x = draw(rows=4)

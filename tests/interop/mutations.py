@@ -249,7 +249,7 @@ MUTATIONS = {
     "clamped": Mutation("ref_phi3_small", feed_forward(limit=20.0)),
     "top k": Mutation("mixtral", feed_forward(top_k=3)),
     "router's score": Mutation("minimax_m2", router(score="softmax")),
-    "bias of the choice": Mutation("minimax_m2", router(selection_bias=False)),
+    "selection bias": Mutation("minimax_m2", router(selection_bias=False)),
     "scale of a router": Mutation("deepseek_v2_moe", router(scale=1.0)),
     "groups of experts": Mutation("deepseek_v2_moe", router(groups=None)),
     "score of a group": Mutation(

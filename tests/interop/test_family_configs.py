@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer import costs
+from jaxformer import costs, zoo
 from jaxformer.config import (
     GLU,
     MLP,
@@ -30,6 +30,7 @@ from jaxformer.config import (
     from_json,
     to_json,
 )
+from jaxformer.interop.config_comparison import canonical, config_differences
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
@@ -190,8 +191,27 @@ def test_what_ministral_3_says():
     assert family.model_type == "ministral3" and values["rope_scaling"] is None
     assert build_config(family, values, where="") == plain
     other = replace(config.attention, query_scaling=QueryScaling(original_max_length=32))
-    with pytest.raises(ValueError, match=r"original_max_length=32, .* instead of .*length=16,"):
+    with pytest.raises(ValueError, match=r"\[0\]\.scaling\.original_max_length: 32 instead of 16$"):
         choose_family(replace(config, attention=other), {}, "ministral3")
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "glm-4.7-flash"])
+def test_scales_of_latent_attention_are_written_at_test_size_too(name):
+    config = zoo.get(name).tiny()
+    family, values = choose_family(config, {})
+    assert not config_differences(
+        canonical(config), canonical(build_config(family, values, where=""))
+    )
+
+
+def test_differences_of_layers_are_named_by_their_field():
+    config = zoo.get("deepseek-v3").tiny()
+    first, *others = config.first_layers
+    changed = replace(first, feed_forward=replace(first.feed_forward, hidden_dim=7))
+    other = replace(config, first_layers=(changed, *others))
+    assert config_differences(config, other) == [
+        "first_layers[0].feed_forward.hidden_dim: 7 instead of 88"
+    ]
 
 
 def test_a_released_file_of_lfm2():
@@ -228,6 +248,7 @@ def test_what_qwen_3_next_says():
     assert config.attention.kinds[3].positions == (Rope(fraction=0.25),)
     assert costs.num_parameters(config) == 79_674_391_296
     assert costs.num_active_parameters(config) == 3_874_929_408
+    assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48)
     with pytest.raises(ValueError, match="attention_bias = True: not supported"):
         config_from_fields("qwen3_next", attention_bias=True, **fields)
     with pytest.raises(ValueError, match="linear_attention and full_attention for 48 layers"):

@@ -113,7 +113,7 @@ def test_recurrent_layers_stand_beside_attention():
 def test_routers_are_of_mixtures_only():
     routers = names_of("router")
     assert routers["softmax, groups, scaled"] == ["deepseek-v2"]
-    assert routers["sigmoid, a bias of the choice, groups, renormalised, scaled"] == ["DeepSeek v3"]
+    assert routers["sigmoid, selection bias, groups, renormalised, scaled"] == ["DeepSeek v3"]
     assert routers["softmax, renormalised"] == [
         *("Mixtral", "DBRX", "qwen-3-30b-a3b", "qwen-3-235b-a22b", "qwen-3-next-80b-a3b"),
         *("hunyuan-a13b", "gpt-oss-20b", "gpt-oss-120b", "granite-4.0-h-small"),

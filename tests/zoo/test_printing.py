@@ -59,6 +59,19 @@ def test_the_state_of_recurrent_layers_does_not_grow(monkeypatch, capsys):
     assert "layers have a window" not in out
 
 
+def test_a_configuration_of_ones_own(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.json"
+    path.write_text(c.to_json(zoo.get("gpt-1")))
+    out = run(monkeypatch, capsys, str(path))
+    expected = run(monkeypatch, capsys, "gpt-1")
+    assert out.partition("parameters ")[2].strip() in expected
+    path.write_text('{"type": "Pretrain", "model": {}}')
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, str(path))
+    message = "expected an object of type TransformerConfig, got one of type 'Pretrain'."
+    assert message in capsys.readouterr().err
+
+
 def test_mixtures(monkeypatch, capsys):
     """The released cells, with the lecture's in brackets where they differ."""
     lines = run(monkeypatch, capsys).splitlines()

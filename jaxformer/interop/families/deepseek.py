@@ -246,7 +246,10 @@ def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str,
     if a.scale is None or factor <= 1:
         return fields
     grown = math.sqrt(a.scale) * (a.nope_dim + a.rope_dim) ** 0.25
-    weight = round((grown - 1) / (0.1 * math.log(factor)), 9)
+    exact = (grown - 1) / (0.1 * math.log(factor))
+    weight = round(exact, 9)  # 1.0 or 0.707 of released files, without the error of the root
+    if not math.isclose(weight, exact, rel_tol=1e-13):
+        weight = exact
     for name in ("rope_scaling", "rope_parameters"):
         fields[name] = {**fields[name], "mscale_all_dim": weight}
     return fields

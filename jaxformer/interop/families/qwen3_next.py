@@ -153,6 +153,7 @@ ATTENTION: dict[str, Any] = dict(
     positions=OneRope(max_length=32_768, fraction=0.25),
     qk_norm="head",
     output_gate=c.OutputGate(),
+    ignored_tensors=(r"mtp\..*",),  # multi-token prediction, which transformers ignores too
 )
 EXPERTS: dict[str, Any] = dict(width=512, dense_width=512, shared_width=512, renormalise=True)
 TEXT: dict[str, Any] = dict(projections=PROJECTIONS, has_image_positions=True, **ATTENTION)
