@@ -12,6 +12,7 @@ from jaxformer.config.attention.hybrid import Hybrid as Hybrid
 from jaxformer.config.attention.latent import Latent as Latent
 from jaxformer.config.attention.linear_attention import GatedNorm as GatedNorm
 from jaxformer.config.attention.linear_attention import LinearAttention as LinearAttention
+from jaxformer.config.attention.linear_attention import SlopeDecay as SlopeDecay
 from jaxformer.config.attention.linear_attention import StepDecay as StepDecay
 from jaxformer.config.attention.mixer import Mixer as Mixer
 from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
@@ -59,6 +60,7 @@ from jaxformer.config.positions import Sinusoid as Sinusoid
 from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL
 from jaxformer.config.positions import Window as Window
+from jaxformer.config.residual import DeepNorm as DeepNorm
 from jaxformer.config.residual import Residual as Residual
 from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
 from jaxformer.config.rope_scaling import LinearScaling as LinearScaling

@@ -1,7 +1,12 @@
-"""`Residual`: the protocol of custom residual connections."""
+"""`Residual`: the protocol of custom residual connections; `DeepNorm`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxformer.checks import check_fields, require_positive
 from jaxformer.config.parameter import Parameter
 from jaxformer.config.registry import Option, unimplemented_method
 
@@ -27,3 +32,25 @@ class Residual(Option, protocol=True):
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Return no parameters."""
         return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepNorm(Residual):
+    """The stream multiplied by a constant: alpha * x + y, under norms after the sum ("post").
+
+    Attributes:
+        alpha: The constant, (2 * num_layers) ** 0.25 for a decoder.
+
+    References:
+        Wang et al., DeepNet: Scaling Transformers to 1,000 Layers, 2022. arXiv:2203.00555
+    """
+
+    alpha: float
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "alpha")
+
+    def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
+        """The sum."""
+        return jnp.asarray(self.alpha, x.dtype) * x + y

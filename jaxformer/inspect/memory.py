@@ -78,7 +78,7 @@ def state_memory(
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
     kinds: list[Any] = [config.layer(i).attention for i in range(config.num_layers)]
-    recurrent = [i for i, x in enumerate(kinds) if isinstance(x, c.LinearAttention | c.Decay)]
+    recurrent = [i for i, x in enumerate(kinds) if x.has_decays]
     selected = as_int_tuple("layers", layers)
     selected = tuple(recurrent) if selected is None else selected
     if not selected or set(selected) - set(recurrent):

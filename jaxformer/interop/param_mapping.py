@@ -21,11 +21,12 @@ class MappingRule:
     """Rule that maps one Hugging Face tensor to one or more parameters.
 
     Attributes:
-        hf_name: Name of the tensor, with "{layer}" and "{expert}" for the indices.
+        hf_name: Name of the tensor, with "{layer}", "{next_layer}" and "{expert}" for the indices.
         params: Paths of the parameters, relative to the layer in rules of a stack.
         transform: Conversion of the values, or a function that gives it for a configuration.
         condition: Whether the rule applies to a model; None is all models with its parameters.
         kind: Attention kind of the layers that the rule applies to; None is all layers.
+        last_hf_name: Name of the tensor of the last layer, if it is another.
     """
 
     hf_name: str
@@ -33,6 +34,7 @@ class MappingRule:
     transform: Transform | Callable[[c.TransformerConfig], Transform] = Identity()
     condition: Callable[[c.TransformerConfig], bool] | None = None
     kind: type | None = None
+    last_hf_name: str | None = None
 
     @property
     def param_paths(self) -> tuple[str, ...]:
@@ -107,7 +109,10 @@ def expand_mapping(
             for row in rows:
                 if row.kind is not None and not isinstance(attention, row.kind):
                     continue
-                name = row.hf_name.replace("{layer}", str(layer))
+                name = row.hf_name
+                if layer == num_layers - 1 and row.last_hf_name is not None:
+                    name = row.last_hf_name
+                name = name.replace("{layer}", str(layer)).replace("{next_layer}", str(layer + 1))
                 transform, prefix = row.transform_for(stack_config), f"{stack}/{section}/"
                 tensor_mappings += _expand(row, transform, name, prefix, index, param_shapes)
     return tensor_mappings

@@ -67,16 +67,18 @@ class ConstantTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Flatten:
-    """The parameter flattened, after `leading` axes of size 1; for example a bias by head.
+    """The parameter flattened, between axes of size 1; for example a bias by head.
 
     Attributes:
-        leading: Leading axes of size 1.
+        leading: Axes of size 1 before it.
+        trailing: Axes of size 1 after it.
     """
 
     leading: int = 0
+    trailing: int = 0
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        return (1,) * self.leading + (math.prod(params[0]),)
+        return (1,) * self.leading + (math.prod(params[0]),) + (1,) * self.trailing
 
     def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
         return [hf_tensor.reshape(params[0])]

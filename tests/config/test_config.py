@@ -799,8 +799,17 @@ OTHERS = [
                     ),
                     biases=("in",),
                 ),
+                c.LinearAttention(
+                    num_heads=4,
+                    num_key_heads=2,
+                    key_dim=3,
+                    value_dim=5,
+                    decay=c.SlopeDecay(scale=0.5),
+                    output=c.GatedNorm(over="all"),
+                ),
             )
         ),
+        residual=c.DeepNorm(alpha=1.5),
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
     replace(

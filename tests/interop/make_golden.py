@@ -31,7 +31,10 @@ GOLDEN = Path(__file__).parent / "golden"
 LENGTH, SOURCE_LENGTH = 13, 9
 # These choose their frequencies by length: once below their threshold, once above.
 LENGTHS = {"llama_dynamic": (7, 13), "phi3_longrope": (7, 13), "ref_phi3_small": (20,)}
-UNUSED = ("mask_emb", "seg_embed", "r_s_bias")  # parameters of XLNet that plain text never meets
+UNUSED = (
+    *("mask_emb", "seg_embed", "r_s_bias"),  # parameters of XLNet that plain text never meets
+    *("self_attn.slope_rate", "_decay"),  # tables of MiniMax, which follow from its configuration
+)
 
 
 def folder(name, model):

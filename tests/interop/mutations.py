@@ -12,14 +12,17 @@ from jaxformer.config import (
     ClampedGEGLU,
     ExpertGroups,
     GatedNorm,
+    Latent,
     LayerNorm,
     LinearAttention,
     NTKScaling,
     RMSNorm,
+    Rope,
     Router,
     SharedExpert,
     ShortConvolution,
     Sinusoid,
+    SlopeDecay,
     StepDecay,
     T5Bias,
     TransformerConfig,
@@ -220,6 +223,18 @@ MUTATIONS = {
     "skipped values": Mutation("bamba", linear(skip=False)),
     "gate before the norm": Mutation("mamba2", attention(output=GatedNorm(over="group"))),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
+    "decay of each feature": Mutation(
+        "kimi_linear", linear(decay=StepDecay(over="feature", rank=8, max_step=0.5))
+    ),
+    "gate of kimi's reads": Mutation(
+        "kimi_linear", linear(output=GatedNorm(norm=RMSNorm(eps=1e-2), rank=8))
+    ),
+    "slopes of decays": Mutation("minimax", linear(decay=SlopeDecay())),
+    "norm of all heads' reads": Mutation(
+        "minimax", linear(output=GatedNorm(norm=None, activation="sigmoid"))
+    ),
+    "multiplier of the stream": Mutation("minimax", model(residual=None)),
+    "latent without positions": Mutation("kimi_linear", mixer(Latent, positions=(Rope(),))),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "multiplier of recurrent branches": Mutation(

@@ -11,7 +11,9 @@ from jaxformer.config import (
     MLP,
     BlockSparse,
     ClampedGEGLU,
+    DeepNorm,
     DynamicNTK,
+    Latent,
     LayerNorm,
     LinearAttention,
     MoE,
@@ -24,6 +26,7 @@ from jaxformer.config import (
     QueryScaling,
     RMSNorm,
     Rope,
+    SlopeDecay,
     StepDecay,
     TransformerConfig,
     Yarn,
@@ -253,6 +256,82 @@ def test_what_qwen_3_next_says():
         config_from_fields("qwen3_next", attention_bias=True, **fields)
     with pytest.raises(ValueError, match="linear_attention and full_attention for 48 layers"):
         config_from_fields("qwen3_next", layer_types=["linear_attention"] * 48, **fields)
+
+
+def test_a_released_file_of_kimi_linear():
+    """48B-A3B, whose lists count layers from 1; its head_dim and its RoPE have no effect."""
+    full = [4, 8, 12, 16, 20, 24, 27]
+    delta = {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}
+    delta |= {"full_attn_layers": full, "kda_layers": [i for i in range(1, 28) if i not in full]}
+    fields = {
+        **{"vocab_size": 163_840, "hidden_size": 2304, "num_hidden_layers": 27, "head_dim": 72},
+        **{"intermediate_size": 9216, "num_attention_heads": 32, "num_key_value_heads": 32},
+        **{"kv_lora_rank": 512, "q_lora_rank": None, "v_head_dim": 128, "mla_use_nope": True},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "linear_attn_config": delta},
+        **{
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10_000.0,
+            "rope_scaling": None,
+            "hidden_act": "silu",
+        },
+        **{"moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8},
+        **{"num_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1},
+        **{"moe_renormalize": True, "moe_router_activation_func": "sigmoid", "topk_group": 1},
+        **{"num_expert_group": 1, "use_grouped_topk": True, "topk_method": "noaux_tc"},
+        **{"routed_scaling_factor": 2.446, "num_nextn_predict_layers": 0},
+        **{"model_max_length": 1_048_576, "tie_word_embeddings": False},
+    }
+    config = config_from_fields("kimi_linear", **fields)
+    kinds = [type(config.layer(i).attention) for i in range(27)]
+    assert [i + 1 for i, kind in enumerate(kinds) if kind is Latent] == full
+    assert [isinstance(x, MoE) for x in config.feed_forward] == [False] + [True] * 26
+    assert costs.num_parameters(config) == 49_122_681_728
+    assert choose_family(config, {})[1]["linear_attn_config"] == delta
+    for name, value, problem in (
+        ("mla_use_nope", False, "not supported"),
+        ("num_experts_per_tok", 4, "this family calls it num_experts_per_token"),
+        ("moe_router_activation_func", "softmax", "not supported"),
+        ("linear_attn_config", delta | {"gate_lower_bound": -5.0}, "unknown attribute"),
+        (
+            "linear_attn_config",
+            delta | {"full_attn_layers": full[1:]},
+            "one of them for each of 27",
+        ),
+        ("linear_attn_config", delta | {"full_attn_layers": [3, *full]}, "one of them for each of"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.*{problem}"):
+            config_from_fields("kimi_linear", **fields | {name: value})
+
+
+def test_a_released_file_of_minimax():
+    """Text-01, whose residual connection is DeepNorm's and whose heads turn by half."""
+    types = (["linear_attention"] * 7 + ["full_attention"]) * 10
+    factors = {f"{x}_beta_factor": 1.0 for x in ("full_attn", "linear_attn", "mlp")}
+    factors |= {name.replace("beta", "alpha"): 160**0.25 for name in factors}
+    fields = {
+        **{"vocab_size": 200_064, "hidden_size": 6144, "num_hidden_layers": 80, "head_dim": 128},
+        **{"num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 9216},
+        **{"num_local_experts": 32, "num_experts_per_tok": 2, "layer_types": types},
+        **{"rope_theta": 10_000_000, "rotary_dim": 64, "rms_norm_eps": 1e-5, "postnorm": True},
+        **{"shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "block_size": 256},
+        **{"max_position_embeddings": 10_240_000, "tie_word_embeddings": False},
+    }
+    config = config_from_fields("minimax", **fields, **factors)
+    assert config.residual == DeepNorm(alpha=160**0.25)
+    first, *_, last = config.attention.kinds
+    assert first.decay == SlopeDecay(scale=1.00001)
+    assert last.positions == (Rope(base=1e7, fraction=0.5),)
+    assert costs.num_parameters(config) == 456_089_655_296
+    written = choose_family(config, {})[1]
+    assert (written["rotary_dim"], written["layer_types"]) == (64, types)
+    for name, value, problem in (
+        ("mlp_beta_factor", 0.9, "it must be equal to full_attn_beta_factor, 1.0"),
+        ("postnorm", False, "not supported"),
+        ("shared_intermediate_size", 8, "not supported"),
+        ("layer_types", types[:79], "linear_attention and full_attention for 80 layers"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.*{problem}"):
+            config_from_fields("minimax", **fields | factors | {name: value})
 
 
 def test_what_trinity_says():

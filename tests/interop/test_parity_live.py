@@ -123,6 +123,11 @@ SIZES = {
     | {"mlp_only_layers": [], "norm_topk_prob": False},
     "qwen3_5": GROUPED | {"num_hidden_layers": 4, "layer_types": None, "linear_num_key_heads": 6},
     "qwen3_5_moe": GROUPED | {"linear_num_key_heads": 1},
+    "kimi_linear": ALONE
+    | {"num_hidden_layers": 5, "layer_types": None, "q_lora_rank": 11, "attention_bias": True}
+    | {"num_experts": 6, "num_expert_group": 3, "topk_group": 2, "moe_renormalize": False}
+    | {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 3},
+    "minimax": GROUPED | {"layer_types": None, "block_size": 7, "num_local_experts": 5},
     "hy_v3": GROUPED | {"mlp_bias": True, "attention_bias": True},
     "afmoe": GROUPED
     | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}

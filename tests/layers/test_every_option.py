@@ -153,7 +153,7 @@ KINDS = {
         nope_dim=2,
         rope_dim=2,
         value_dim=2,
-        positions=(Rope(scaling=STRETCHED), T5),
+        positions=(Rope(scaling=STRETCHED), T5, None),
     ),
     "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(pairing="neighbours")),
     "convolution": ShortConvolution(

@@ -66,6 +66,7 @@ SELDOM = [
     ("gated delta", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
     ("mamba 2", dict(data=2, context=2, tensor=2), {}),
     ("kimi delta", dict(context=2, tensor=4), {}),
+    ("lightning", dict(fsdp=2, context=2, tensor=2), {}),
     ("lfm-2.5-1.2b", dict(context=4, tensor=2), {}),  # convolutions
     ("decay", dict(data=2, context=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
     ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),

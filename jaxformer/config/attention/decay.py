@@ -84,6 +84,7 @@ class Decay(RecurrentDefaults):
         )
 
     has_weights = True
+    has_decays = True
 
     @property
     def heads_width(self) -> int:

@@ -13,6 +13,7 @@ class AttentionDefaults:
         is_branch: Whether the layer has this branch at all.
         has_scores: Whether positions, masks and windows enter scores of queries and keys.
         has_weights: Whether there are attention weights, for `inspect.attention_maps`.
+        has_decays: Whether there is a state that decays, for `inspect.state_memory`.
         is_recurrent: Whether it is a causal recurrence over the sequence.
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
@@ -22,6 +23,7 @@ class AttentionDefaults:
     is_branch = True
     has_scores = True
     has_weights = True
+    has_decays = False
     is_recurrent = False
     shards_sequence = True
     query_scaling: QueryScaling | None = None

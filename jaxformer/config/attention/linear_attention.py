@@ -54,6 +54,32 @@ class StepDecay:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlopeDecay:
+    """Decay by a constant of each head, without parameters: the last of N heads forgets least.
+
+        decay of head n = exp(-scale * 2 ** (-8 n / N));    n = 1 ... N
+
+    Attributes:
+        scale: Factor of all slopes. In MiniMax it falls from layer to layer, to nearly 0.
+
+    References:
+        Qin et al., Lightning Attention-2, 2024. arXiv:2401.04658
+        MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, 2025.
+        arXiv:2501.08313
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "scale")
+
+    def slopes(self, num_heads: int) -> tuple[float, ...]:
+        """Minus the logarithm of the decay of each head."""
+        return tuple(self.scale * 2 ** (-8 * n / num_heads) for n in range(1, num_heads + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedNorm:
     """Norm of the output, and a gate: an activation of a projection of the token.
 
@@ -62,8 +88,9 @@ class GatedNorm:
 
     Attributes:
         norm: The norm; None is none.
-        over: Vectors that are normalised: the features of a head, with one scale for all heads, or
-            those of all heads that share a key head, each with a scale of its own.
+        over: Vectors that are normalised: the features of a head, with one scale for all heads;
+            those of all heads that share a key head, each with a scale of its own; or those of all
+            heads together.
         activation: Of the projection; None is no gate.
         placement: Of the gate, before or after the norm.
         rank: Width between two projections in place of W; None is one projection.
@@ -74,7 +101,7 @@ class GatedNorm:
     """
 
     norm: Norm | None = RMSNorm()
-    over: Literal["head", "group"] = "head"
+    over: Literal["head", "group", "all"] = "head"
     activation: Literal["silu", "sigmoid"] | None = "silu"
     placement: Literal["after_norm", "before_norm"] = "after_norm"
     rank: int | None = None
@@ -97,7 +124,8 @@ class LinearAttention(RecurrentDefaults):
     convolutions. Documents do not affect others. The defaults are gated DeltaNet. Mamba 2 has
     `delta_rule=False`, `beta="step"`, `scale=1.0`, `skip=True`, no unit vectors, and a gate before
     the norm of groups: its C, B and x are queries, keys and values. Kimi's delta attention has
-    `StepDecay(over="feature")`.
+    `StepDecay(over="feature")`. Lightning attention has `SlopeDecay()`, `delta_rule=False`,
+    `beta="one"`, `scale=1.0`, no unit vectors and no convolution.
 
     Attributes:
         num_heads: Heads of the values.
@@ -120,13 +148,14 @@ class LinearAttention(RecurrentDefaults):
         arXiv:2412.06464
         Dao and Gu, Transformers are SSMs, 2024. arXiv:2405.21060 (Mamba 2)
         Kimi Team, Kimi Linear, 2025. arXiv:2510.26692
+        Qin et al., Lightning Attention-2, 2024. arXiv:2401.04658
     """
 
     num_heads: int
     num_key_heads: int
     key_dim: int
     value_dim: int
-    decay: StepDecay | None = StepDecay()
+    decay: StepDecay | SlopeDecay | None = StepDecay()
     delta_rule: bool = True
     beta: Literal["one", "sigmoid", "step"] = "sigmoid"
     max_beta: float = 1.0
@@ -136,6 +165,8 @@ class LinearAttention(RecurrentDefaults):
     convolution_width: int | None = 4
     output: GatedNorm = GatedNorm()
     biases: tuple[Literal["in", "convolution", "out"], ...] = ()
+
+    has_decays = True
 
     def __post_init__(self):
         check_fields(self)
@@ -149,13 +180,23 @@ class LinearAttention(RecurrentDefaults):
         )
         if self.convolution_width is not None:
             check_convolution_width("LinearAttention.convolution_width", self.convolution_width)
-        has_steps = self.decay is not None and self.decay.over == "head"
+        has_steps = self.steps is not None and self.steps.over == "head"
         require(
             self.beta != "step" or has_steps,
             'LinearAttention.beta="step" needs a decay with one step per head; got decay='
             f"{self.decay}.",
         )
         check_biases(self)
+
+    @property
+    def steps(self) -> StepDecay | None:
+        """The decay if it depends on the token."""
+        return self.decay if isinstance(self.decay, StepDecay) else None
+
+    @property
+    def slopes(self) -> tuple[float, ...] | None:
+        """Minus the logarithm of the decay of each head if it is a constant."""
+        return self.decay.slopes(self.num_heads) if isinstance(self.decay, SlopeDecay) else None
 
     @property
     def heads_width(self) -> int:
@@ -182,9 +223,9 @@ class LinearAttention(RecurrentDefaults):
         has_gate = self.output.activation is not None
         kernels = model_dim * (inputs + self.heads_width)
         kernels += self._projection(model_dim, has_gate, self.output.rank, self.heads_width)
-        if self.decay is not None:
-            per_head = self.key_dim if self.decay.over == "feature" else 1
-            kernels += self._projection(model_dim, True, self.decay.rank, self.num_heads * per_head)
+        if (steps := self.steps) is not None:
+            per_head = self.key_dim if steps.over == "feature" else 1
+            kernels += self._projection(model_dim, True, steps.rank, self.num_heads * per_head)
         kernels += self._projection(model_dim, self.beta == "sigmoid", None, self.num_heads)
         within_chunk = chunk * ((1 + 2 * rule) * self.key_dim + (1 + rule) * self.value_dim)
         within_chunk += rule * 2 * chunk**2 // 3  # the inverse of a triangular matrix
@@ -228,13 +269,15 @@ class LinearAttention(RecurrentDefaults):
         """Return the option at test size."""
         heads = tiny_num_heads(self.num_heads)
         shares = {1: heads, self.num_heads: 1}
-        decay, output = self.decay, self.output
+        decay, output, steps = self.decay, self.output, self.steps
+        if steps is not None:
+            decay = replace(steps, rank=steps.rank and TINY_HEAD_DIM)
         return replace(
             self,
             num_heads=heads,
             num_key_heads=shares.get(self.num_heads // self.num_key_heads, heads // 2),
             key_dim=TINY_HEAD_DIM,
             value_dim=TINY_HEAD_DIM,
-            decay=decay and replace(decay, rank=decay.rank and TINY_HEAD_DIM),
+            decay=decay,
             output=replace(output, rank=output.rank and TINY_HEAD_DIM),
         )

@@ -5,6 +5,7 @@ Modules that predict further tokens are left out.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
@@ -55,7 +56,8 @@ LITE = DeepSeekMoE(
 
 
 def _has_direct_query(config: c.TransformerConfig) -> bool:
-    return isinstance(config.attention, c.Latent) and config.attention.query_latent_dim is None
+    kinds = (x for x in config.attention_kinds if isinstance(x, c.Latent))
+    return any(x.query_latent_dim is None for x in kinds)
 
 
 def _has_latent_query(config: c.TransformerConfig) -> bool:
@@ -64,45 +66,41 @@ def _has_latent_query(config: c.TransformerConfig) -> bool:
 
 SELF_ATTENTION = f"{p.LAYER_PREFIX}.self_attn"
 KV_LATENT = ("attention/latent", "attention/rotary_key")
+LATENT_RULES = (
+    MappingRule(
+        f"{SELF_ATTENTION}.q_proj.weight",
+        "attention/query/kernel",
+        LinearKernel(),
+        _has_direct_query,
+    ),
+    *linear_rules(f"{SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
+    *norm_rules(f"{SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
+    MappingRule(
+        f"{SELF_ATTENTION}.q_b_proj.weight",
+        "attention/query/kernel",
+        LinearKernel(),
+        _has_latent_query,
+    ),
+    MappingRule(
+        f"{SELF_ATTENTION}.kv_a_proj_with_mqa.weight",
+        tuple(f"{name}/kernel" for name in KV_LATENT),
+        Fused(),
+    ),
+    MappingRule(
+        f"{SELF_ATTENTION}.kv_a_proj_with_mqa.bias",
+        tuple(f"{name}/bias" for name in KV_LATENT),
+        Fused(part=Flatten()),
+    ),
+    *norm_rules(f"{SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
+    MappingRule(
+        f"{SELF_ATTENTION}.kv_b_proj.weight",
+        ("attention/key/kernel", "attention/value/kernel"),
+        FusedPerGroup(),
+    ),
+    *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+)
 TABLE = ParamMapping(
-    top_level=p.TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *p.PRE_NORMS,
-            MappingRule(
-                f"{SELF_ATTENTION}.q_proj.weight",
-                "attention/query/kernel",
-                LinearKernel(),
-                _has_direct_query,
-            ),
-            *linear_rules(f"{SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
-            *norm_rules(f"{SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
-            MappingRule(
-                f"{SELF_ATTENTION}.q_b_proj.weight",
-                "attention/query/kernel",
-                LinearKernel(),
-                _has_latent_query,
-            ),
-            MappingRule(
-                f"{SELF_ATTENTION}.kv_a_proj_with_mqa.weight",
-                tuple(f"{name}/kernel" for name in KV_LATENT),
-                Fused(),
-            ),
-            MappingRule(
-                f"{SELF_ATTENTION}.kv_a_proj_with_mqa.bias",
-                tuple(f"{name}/bias" for name in KV_LATENT),
-                Fused(part=Flatten()),
-            ),
-            *norm_rules(f"{SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
-            MappingRule(
-                f"{SELF_ATTENTION}.kv_b_proj.weight",
-                ("attention/key/kernel", "attention/value/kernel"),
-                FusedPerGroup(),
-            ),
-            *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
-            *V3.rules,
-        )
-    },
+    top_level=p.TOP_LEVEL, stacks={"decoder": (*p.PRE_NORMS, *LATENT_RULES, *V3.rules)}
 )
 
 
@@ -151,37 +149,61 @@ def _read(
 def _read_attention(
     reader: ConfigReader, pairing: str, max_length: int, sizes: Mapping[str, int]
 ) -> c.Latent:
-    heads = reader.integer("num_attention_heads")
-    query = reader.optional_integer("q_lora_rank", sizes["q_lora_rank"])
-    plain = reader.positive_integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
-    rotary = reader.positive_integer("qk_rope_head_dim", 64)
-    reason = "latent attention has a key and a value for each head"
-    reader.require_value("num_key_value_heads", heads, reason=reason)
-    reader.require_value("head_dim", rotary, reason="it repeats qk_rope_head_dim")
-    reader.require_value("qk_head_dim", plain + rotary, reason="the parts of a head add up to it")
-    biases: tuple[Any, ...] = ()
-    if reader.boolean("attention_bias", False):
-        biases = ("latent", "rotary_key", "out")
-        biases += () if query is None else ("query_latent",)
+    latent = read_latent(reader, sizes)
+    reader.require_value("head_dim", latent.rope_dim, reason="it repeats qk_rope_head_dim")
     rope = read_rope(reader, pairing=pairing, max_length=max_length)
     section = reader.section("rope_scaling") or reader.section("rope_parameters")
     weight = None if section is None else section.optional_number("mscale_all_dim")
     scale = None
     if section is not None and rope.scaling is not None and weight:
         grown = yarn_attention_factor(section.number("factor", 1.0), mscale=weight)
-        scale = (plain + rotary) ** -0.5 * grown**2
+        scale = latent.key_dim**-0.5 * grown**2
+    return replace(latent, positions=(rope,), scale=scale)
+
+
+def read_latent(reader: ConfigReader, sizes: Mapping[str, int]) -> c.Latent:
+    """Latent attention without positions.
+
+    Args:
+        reader: The whole config.json.
+        sizes: Defaults of q_lora_rank (null if it lacks), qk_nope_head_dim and v_head_dim.
+    """
+    heads = reader.integer("num_attention_heads")
+    query = reader.optional_integer("q_lora_rank", sizes.get("q_lora_rank"))
+    plain = reader.positive_integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
+    shared = reader.positive_integer("qk_rope_head_dim", 64)
+    reason = "latent attention has a key and a value for each head"
+    reader.require_value("num_key_value_heads", heads, reason=reason)
+    reader.require_value("qk_head_dim", plain + shared, reason="the parts of a head add up to it")
+    biases: tuple[Any, ...] = ()
+    if reader.boolean("attention_bias", False):
+        biases = ("latent", "rotary_key", "out")
+        biases += () if query is None else ("query_latent",)
     return c.Latent(
         num_heads=heads,
         latent_dim=reader.integer("kv_lora_rank", 512),
         query_latent_dim=query,
         nope_dim=plain,
-        rope_dim=rotary,
+        rope_dim=shared,
         value_dim=reader.integer("v_head_dim", sizes["v_head_dim"]),
-        positions=(rope,),
-        scale=scale,
+        positions=(None,),
         norm=c.RMSNorm(eps=LATENT_EPS),
         biases=biases,
     )
+
+
+def write_latent(latent: c.Latent) -> dict[str, Any]:
+    """Sizes and biases of latent attention."""
+    return {
+        "num_attention_heads": latent.num_heads,
+        "num_key_value_heads": latent.num_heads,
+        "kv_lora_rank": latent.latent_dim,
+        "q_lora_rank": latent.query_latent_dim,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "attention_bias": "out" in latent.biases,
+    }
 
 
 def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -225,14 +247,7 @@ def _write(config: c.TransformerConfig, moe: DeepSeekMoE) -> dict[str, Any] | No
         "intermediate_size": branch.hidden_dim,
         "hidden_act": hf_activation_name(branch.activation),
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": a.num_heads,
-        "num_key_value_heads": a.num_heads,
-        "kv_lora_rank": a.latent_dim,
-        "q_lora_rank": a.query_latent_dim,
-        "qk_nope_head_dim": a.nope_dim,
-        "qk_rope_head_dim": a.rope_dim,
-        "v_head_dim": a.value_dim,
-        "attention_bias": "out" in a.biases,
+        **write_latent(a),
         "rms_norm_eps": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
         **experts,

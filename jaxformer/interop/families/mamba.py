@@ -161,7 +161,7 @@ def read_step_limits(reader: ConfigReader) -> dict[str, Any]:
 
 def write_step_limits(layer: c.LinearAttention) -> dict[str, Any]:
     """``time_step_limit``, unless it is the default."""
-    decay = layer.decay
+    decay = layer.steps
     if decay is None or (decay.min_step == 0 and decay.max_step is None):
         return {}
     largest = INFINITY if decay.max_step is None else decay.max_step

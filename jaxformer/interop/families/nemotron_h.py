@@ -164,7 +164,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "layer_norm_epsilon": config.norm.eps,
-        "time_step_min": 0.0 if mamba.decay is None else mamba.decay.min_step,
+        "time_step_min": 0.0 if mamba.steps is None else mamba.steps.min_step,
         **MAMBA.write(config, mamba),
     }
     for branch in config.feed_forward:

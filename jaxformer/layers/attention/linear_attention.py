@@ -15,7 +15,7 @@ from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.convolution import Convolution
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import log_uniform_init, step_bias_init
+from jaxformer.layers.parameters import local_shard, log_uniform_init, step_bias_init
 from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
 
 RATES = 1.0, 16.0  # initial rates of the decay, drawn evenly between these
@@ -155,7 +155,10 @@ class LinearAttention(nn.Module):
         """Logarithms of the decays, and the weights of the tokens, float32."""
         cfg, runtime = self.attention, self.runtime
         log_decay = beta = None
-        if (decay := cfg.decay) is not None:
+        if cfg.slopes is not None:
+            slopes = local_shard(jnp.asarray(cfg.slopes), runtime.mesh_axes.tensor, axis=0)
+            log_decay = jnp.broadcast_to(-slopes, (*x.shape[:-1], *slopes.shape))
+        if (decay := cfg.steps) is not None:
             features = (cfg.num_heads,) if decay.over == "head" else (cfg.num_heads, cfg.key_dim)
             logits = self._low_rank("step", features, decay.rank, x, shared_x).astype(jnp.float32)
             bias = HeadParameter(features, step_bias_init(*STEPS), runtime, name="step_bias")()
@@ -188,6 +191,15 @@ class LinearAttention(nn.Module):
         if output.norm is not None:
             if output.over == "head":
                 y = Norm(output.norm, self.runtime, name="norm")(y)
+            elif output.over == "all":
+                norm = Norm(
+                    output.norm,
+                    self.runtime,
+                    logical_axes="heads",
+                    num_features=cfg.heads_width,
+                    name="norm",
+                )
+                y = norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
             else:
                 width = cfg.heads_width // cfg.num_key_heads
                 norm = Norm(

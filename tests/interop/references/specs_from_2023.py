@@ -682,6 +682,47 @@ SPECS = {
             "rope_parameters": MROPE,
         },
     ),
+    "kimi_linear": (
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        MHA
+        | IDS
+        | {
+            "num_hidden_layers": 4,
+            "rms_norm_eps": 1e-2,
+            "q_lora_rank": None,
+            "kv_lora_rank": 12,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "linear_num_heads": 3,
+            "linear_head_dim": 8,
+            "linear_conv_kernel_dim": 3,
+            "moe_intermediate_size": 9,
+            "num_experts": 7,
+            "num_experts_per_token": 3,
+            "num_shared_experts": 2,
+        },
+    ),
+    "minimax": (
+        "minimax",
+        "MiniMaxForCausalLM",
+        LLAMA
+        | IDS
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "rms_norm_eps": 1e-2,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "block_size": 5,
+            **{f"{x}_alpha_factor": 1.7 for x in ("full_attn", "linear_attn", "mlp")},
+            **{f"{x}_beta_factor": 0.8 for x in ("full_attn", "linear_attn", "mlp")},
+            "rope_parameters": rope(1e7),
+        },
+    ),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",

@@ -17,6 +17,7 @@ C, Q, P, R, V = 5, 7, 3, 4, 6
 CHOICE = Choice(num_heads=N, latent_dim=C, nope_dim=P, rope_dim=R, value_dim=V)
 CHOICES = {
     "plain": CHOICE,
+    "no positions": replace(CHOICE, positions=(None,)),
     "a gate of each feature": replace(CHOICE, output_gate=OutputGate()),
     "queries from a latent, biases, halves": replace(
         CHOICE,
@@ -31,7 +32,9 @@ CHOICES = {
 
 
 def rotate(x, rope):
-    """x [B, T, ..., R] turned by position, in float64."""
+    """x [B, T, ..., R] turned by position, in float64; as it is without RoPE."""
+    if rope is None:
+        return x
     frequencies = rope.base ** (-np.arange(0, R, 2) / R)
     z = np.exp(1j * np.arange(T)[:, None] * frequencies)
     z = z.reshape(T, *(1,) * (x.ndim - 3), R // 2)
@@ -79,7 +82,7 @@ def test_latent_attention_by_hand(choice, config, randomise, normal):
     (rope,) = choice.positions
     module = LatentAttention(config(), choice, rope, RuntimeConfig())
     x, at = normal(B, T, D), jnp.arange(T)
-    turned = F.rope_rotations(at, F.rope_frequencies(R, base=rope.base))
+    turned = rope and F.rope_rotations(at, F.rope_frequencies(R, base=rope.base))
     guide = AttentionInputs(F.causal_mask(at, at), rotations=turned)
     params = randomise(module, x, guide)
     actual, _ = jax.jit(module.apply)({"params": params}, x, guide)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer import costs, inspect
-from jaxformer.config import GatedNorm, LinearAttention, MixerInputs, StepDecay
+from jaxformer.config import GatedNorm, LinearAttention, MixerInputs, SlopeDecay, StepDecay
 from jaxformer.generation import generate
 from jaxformer.layers import empty_cache
 from jaxformer.layers.attention.linear_attention import LinearAttention as Module
@@ -37,6 +37,17 @@ KINDS = {
         decay=StepDecay(over="feature", rank=2),
         output=GatedNorm(activation="sigmoid", rank=2),
     ),
+    "lightning": replace(
+        GATED_DELTA,
+        num_key_heads=4,
+        decay=SlopeDecay(scale=0.6),
+        delta_rule=False,
+        beta="one",
+        unit_vectors=False,
+        scale=1.0,
+        convolution_width=None,
+        output=GatedNorm(over="all", activation="sigmoid"),
+    ),
     "no more than a sum": replace(
         GATED_DELTA,
         decay=None,
@@ -46,7 +57,7 @@ KINDS = {
         output=GatedNorm(norm=None, activation=None),
     ),
 }
-VARIANTS = pytest.mark.parametrize("name", ["gated delta", "mamba 2", "kimi delta"])
+VARIANTS = pytest.mark.parametrize("name", ["gated delta", "mamba 2", "kimi delta", "lightning"])
 
 
 def sigmoid(x):
@@ -83,7 +94,10 @@ def in_numpy(cfg, params, x):
     query, key = (np.repeat(y, cfg.num_heads // cfg.num_key_heads, axis=1) for y in (query, key))
     query = query * (cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale)
     decay, beta = np.ones((*key.shape[:2], 1)), np.ones(key.shape[:2])
-    if cfg.decay is not None:
+    if isinstance(cfg.decay, SlopeDecay):
+        slopes = [2 ** (-8 * (n + 1) / cfg.num_heads) for n in range(cfg.num_heads)]
+        decay = np.exp(-cfg.decay.scale * np.array(slopes))[:, None] * decay
+    elif cfg.decay is not None:
         step = np.log1p(np.exp(project("step") + params["step_bias"]["bias"]))
         step = np.clip(step, cfg.decay.min_step, cfg.decay.max_step)
         beta = step if cfg.beta == "step" else beta
@@ -105,7 +119,7 @@ def in_numpy(cfg, params, x):
     early = cfg.output.placement == "before_norm"
     y = y * gate if early else y
     if cfg.output.norm is not None:
-        groups = cfg.num_heads if cfg.output.over == "head" else cfg.num_key_heads
+        groups = {"head": cfg.num_heads, "group": cfg.num_key_heads, "all": 1}[cfg.output.over]
         z = y.reshape(length, groups, -1)
         z = z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + cfg.output.norm.eps)
         y = (z * params["norm"]["scale"]).reshape(y.shape)
