@@ -204,7 +204,7 @@ class Router:
         renormalise: Whether the scores of the choice are divided by their sum.
         scale: Multiplies the weights.
         capacity: Tokens of a row that an expert accepts, in order, whatever they are; later ones
-            skip it. Each call counts anew, so steps of decoding drop none. None accepts all.
+            skip it. Each call counts from zero, so steps of decoding drop none. None accepts all.
     """
 
     score: F.ExpertScore = "softmax"

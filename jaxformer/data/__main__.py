@@ -143,8 +143,10 @@ def write_identity(
             names = (*TOKENIZER_FILES, IDENTITY_FILE)
             upload([folder / name for name in names if (folder / name).exists()], output)
     elif changed := [name for name in identity if identity[name] != known.get(name)]:
-        others = " and another ".join(CHANGED[name] for name in changed)
-        raise ValueError(f"{output} has another {others}; pass another --output, or remove it.")
+        differences = " and another ".join(CHANGED[name] for name in changed)
+        raise ValueError(
+            f"{output} has another {differences}; pass another --output, or remove it."
+        )
 
 
 def tokenize_part(

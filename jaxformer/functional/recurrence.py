@@ -119,8 +119,8 @@ def linear_recurrence(
         ones = to_real(jnp.ones_like(to_complex(zeros, theta, pairing)), pairing)
 
         def advance(state: Array, part: tuple[Array, Array]) -> Array:
-            own, factor = (to_complex(x, theta, pairing) for x in part)
-            return to_real(own + factor * to_complex(state, theta, pairing), pairing)
+            offset, factor = (to_complex(x, theta, pairing) for x in part)
+            return to_real(offset + factor * to_complex(state, theta, pairing), pairing)
 
         def run(parts: Array, state: Array) -> Recurrence:
             return linear_recurrence(parts, gamma, theta, initial_state=state, **masks, **options)

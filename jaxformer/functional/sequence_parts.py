@@ -55,9 +55,9 @@ def part_documents(masks: dict[str, Any], like: Array) -> PartDocuments:
 def apply_affine(
     state: Float[Array, "*batch S C"], part: Float[Array, "*batch S Z"]
 ) -> Float[Array, "*batch S C"]:
-    """State after a part that has state and [own, matrix] as columns: matrix @ state + own."""
-    own, matrix = jnp.split(part, [state.shape[-1]], axis=-1)
-    return matrix @ state + own
+    """State after a part that has [offset, matrix] as columns: matrix @ state + offset."""
+    offset, matrix = jnp.split(part, [state.shape[-1]], axis=-1)
+    return matrix @ state + offset
 
 
 def zeros_and_identity(state: Float[Array, "*batch S C"]) -> Float[Array, "2 *batch S Z"]:

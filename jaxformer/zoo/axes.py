@@ -119,8 +119,8 @@ def _models(choose: Callable[[TransformerConfig], str | None]) -> list[Model]:
                 if choose(get(name)) != choose(config):
                     models[name] = Model(name, YEARS.get(name, row.year), get(name))
     in_rows = {name for row in rows for name in row.presets}
-    others = (Model(name, YEARS[name], get(name)) for name in names() if name not in in_rows)
-    return [*models.values(), *others]
+    without_row = (Model(name, YEARS[name], get(name)) for name in names() if name not in in_rows)
+    return [*models.values(), *without_row]
 
 
 def _norm(config: TransformerConfig) -> str:

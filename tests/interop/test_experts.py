@@ -259,12 +259,12 @@ def test_what_is_refused(kind, fields, message):
         config_from_fields(kind, **fields)
 
 
-@pytest.mark.parametrize("kept", [0, 2])
-def test_one_group_is_kept(kept):
+@pytest.mark.parametrize("topk_group", [0, 2])
+def test_one_group_is_chosen(topk_group):
     with pytest.raises(
-        ValueError, match=rf"here: ExpertGroups.top_k must .* has .*topk_group = {kept}"
+        ValueError, match=rf"here: ExpertGroups.top_k must .* has .*topk_group = {topk_group}"
     ):
-        config_from_fields("glm4_moe", **MHA, n_group=1, topk_group=kept)
+        config_from_fields("glm4_moe", **MHA, n_group=1, topk_group=topk_group)
 
 
 @pytest.mark.parametrize(

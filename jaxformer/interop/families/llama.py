@@ -3,6 +3,8 @@
 Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 """
 
+from typing import Any
+
 from jaxformer import config as c
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.llama_like_experts import (
@@ -34,6 +36,14 @@ from jaxformer.interop.families.llama_like_options import (
 QKV = ALL_BIASES[:3]
 ATTENTION_BIAS = BiasField("attention_bias", ALL_BIASES)
 MLP_BIAS = BiasField("mlp_bias", FEED_FORWARD_BIAS)
+HUNYUAN: dict[str, Any] = dict(
+    eps=1e-5,
+    positions=RopeWithAlpha(),
+    biases=(ATTENTION_BIAS,),
+    qk_norm="head",
+    qk_norm_placement="after_rope",
+    qk_norm_rules=HUNYUAN_QK_NORMS,
+)
 ROWS = (
     LlamaLike(
         "llama", "LlamaForCausalLM", biases=(ATTENTION_BIAS, MLP_BIAS), heads_divide_width=True
@@ -300,27 +310,8 @@ ROWS = (
         has_multipliers=True,
         branch=GraniteMoE(has_shared=True),
     ),
-    LlamaLike(
-        "hunyuan_v1_dense",
-        "HunYuanDenseV1ForCausalLM",
-        eps=1e-5,
-        positions=RopeWithAlpha(),
-        biases=(ATTENTION_BIAS,),
-        qk_norm="head",
-        qk_norm_placement="after_rope",
-        qk_norm_rules=HUNYUAN_QK_NORMS,
-    ),
-    LlamaLike(
-        "hunyuan_v1_moe",
-        "HunYuanMoEV1ForCausalLM",
-        eps=1e-5,
-        positions=RopeWithAlpha(),
-        biases=(ATTENTION_BIAS,),
-        qk_norm="head",
-        qk_norm_placement="after_rope",
-        qk_norm_rules=HUNYUAN_QK_NORMS,
-        branch=HunyuanMoE(),
-    ),
+    LlamaLike("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", **HUNYUAN),
+    LlamaLike("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", **HUNYUAN, branch=HunyuanMoE()),
     LlamaLike(
         "ministral3",
         "Ministral3ForCausalLM",

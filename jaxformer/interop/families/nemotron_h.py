@@ -129,11 +129,11 @@ def _read_moe(reader: ConfigReader) -> c.MoE:
     reader.require_value("n_shared_experts", 1)
     if "moe_latent_size" in reader:
         reader.add_problem("moe_latent_size", "experts in a latent are not supported.")
-    groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
+    groups, top_k_groups = reader.integer("n_group", 1), reader.integer("topk_group", 1)
     router = c.Router(
         score="sigmoid",
         selection_bias=True,
-        groups=None if groups == 1 else c.ExpertGroups(num_groups=groups, top_k=kept),
+        groups=None if groups == 1 else c.ExpertGroups(num_groups=groups, top_k=top_k_groups),
         renormalise=reader.boolean("norm_topk_prob", True),
         scale=reader.number("routed_scaling_factor", 1.0),
     )

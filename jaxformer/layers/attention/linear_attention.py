@@ -67,8 +67,8 @@ class LinearAttention(nn.Module):
         if cfg.unit_vectors:
             query, key = _unit_vectors(query), _unit_vectors(key)
         log_decay, beta = self._decay_and_beta(x, shared_x)
-        no_decay = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
-        sow_and_perturb(self, "attention_trace", LinearAttentionTrace(no_decay))
+        trace = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
+        sow_and_perturb(self, "attention_trace", LinearAttentionTrace(trace))
         layer_index = None if cache_update is None else cache_update.layer_index
         scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
         y, state = F.linear_attention(
