@@ -512,6 +512,9 @@ def test_what_released_files_say_beside_what_transformers_writes():
     )
     assert exaone.attention.positions == (*[Rope()] * 3, None)
     assert exaone.attention.windows == (5, 5, 5, None)
+    fields = SIZES | {"sliding_window": None, "sliding_window_pattern": 0}
+    full = build_config(FAMILIES["exaone4"], fields, where="")
+    assert (full.attention.windows, full.attention.positions) == ((None,), (Rope(),))
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
     olmo = config_from_fields("olmo3", rope_theta=5e5, rope_scaling=scaling, layer_types=kinds)
     assert olmo.attention.positions[0] == Rope(base=5e5)

@@ -135,14 +135,15 @@ class LayerTypeWindows:
         window = reader.optional_integer("sliding_window", self.default)
         reader.get("max_window_layers")  # in released files, and without effect
         period = self.period
-        if isinstance(reader.get("sliding_window_pattern"), int):
-            period = reader.positive_integer("sliding_window_pattern")
         if self.switch is not None and not reader.boolean(self.switch, False):
             window = None
+        if isinstance(reader.get("sliding_window_pattern"), int):
+            # Without a window transformers writes 0.
+            read = reader.integer if window is None else reader.positive_integer
+            period = read("sliding_window_pattern")
 
         def slides(layer: int) -> bool:
-            is_full = period is not None and (layer + 1) % period == 0
-            return window is not None and not is_full
+            return window is not None and (period is None or (layer + 1) % period != 0)
 
         count = reader.integer("num_hidden_layers")
         sliding = p.read_layer_types(reader, count, slides)
