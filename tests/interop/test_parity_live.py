@@ -117,6 +117,7 @@ SIZES = {
     "lfm2_moe": GROUPED
     | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
     | {"num_dense_layers": 1, "use_expert_bias": False, "norm_topk_prob": False},
+    "helium": GROUPED | {"head_dim": 6, "attention_bias": False, "mlp_bias": True},
     "qwen3_next": GROUPED
     | {"num_hidden_layers": 4, "layer_types": None, "full_attention_interval": 2}
     | {"linear_conv_kernel_dim": 4, "linear_num_key_heads": 3, "linear_value_head_dim": 7}

@@ -310,6 +310,15 @@ ROWS = (
         has_multipliers=True,
         branch=GraniteMoE(has_shared=True),
     ),
+    LlamaLike(
+        "helium",
+        "HeliumForCausalLM",
+        kv_heads=20,
+        head_dim=128,
+        eps=1e-8,
+        positions=OneRope(base=1e5, max_length=4096, pairing="neighbours"),
+        biases=(BiasField("attention_bias", QKV), MLP_BIAS),
+    ),
     LlamaLike("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", **HUNYUAN),
     LlamaLike("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", **HUNYUAN, branch=HunyuanMoE()),
     LlamaLike(

@@ -655,6 +655,11 @@ SPECS = {
             "routed_scaling_factor": 1.3,
         },
     ),
+    "helium": (
+        "helium",
+        "HeliumForCausalLM",
+        LLAMA | IDS | {"head_dim": 6, "attention_bias": True, "rope_parameters": rope(1e5)},
+    ),
     "qwen3_next": (
         "qwen3_next",
         "Qwen3NextForCausalLM",
