@@ -254,7 +254,7 @@ def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
         (dict(group_score="mean"), r"group_score must be one of \('max', 'top_2'\); got 'mean'"),
     ],
 )
-def test_impossible_groups_are_refused(groups, message):
+def test_impossible_groups_are_refused(groups, message, no_checks_of_annotations):
     with pytest.raises(ValueError, match=message):
         F.route(LOGITS, top_k=2, **groups)
 
@@ -264,7 +264,7 @@ def test_groups_for_no_token():
     assert routing.expert_ids.shape == routing.weights.shape == (0, 2)
 
 
-def test_unknown_scores_have_no_losses():
+def test_unknown_scores_have_no_losses(no_checks_of_annotations):
     with pytest.raises(ValueError, match=r"score must be one of .*; got 'tanh'"):
         totals(LOGITS, score="tanh")
 
