@@ -82,26 +82,37 @@ def causal_convolution(
         raise ValueError(
             f"initial_state must have K - 1 tokens, {shape}; got {initial_state.shape}."
         )
-    if axis_name is not None:
-        masks = split_masks(segments, valid, (*batch, T))
-        parts = split_parts(x, -2)
-        widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], K - 1), x.dtype)], axis=-1)
-        start = zeros_and_identity(initial_state.astype(x.dtype))
-        ends = causal_convolution(
-            widened, jnp.zeros((K, C + K - 1)), initial_state=start, **masks
-        ).state
-        documents = part_documents(masks, parts[..., 0])
-        before, after = states_between_parts(
-            apply_affine, ends, documents, initial_state.astype(x.dtype), axis_name
-        )
-        output = causal_convolution(parts, kernel, bias, initial_state=before, **masks).output
-        return CausalConvolution(join_parts(output, -2), after)
+    initial_state = initial_state.astype(x.dtype)
+    if axis_name is None:
+        return _convolve(x, kernel, bias, initial_state, segments=segments, valid=valid)
+    masks = split_masks(segments, valid, (*batch, T))
+    parts = split_parts(x, -2)
+    widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], K - 1), x.dtype)], axis=-1)
+    start, no_taps = zeros_and_identity(initial_state), jnp.zeros((K, C + K - 1))
+    ends = _convolve(widened, no_taps, None, start, **masks).state
+    documents = part_documents(masks, parts[..., 0])
+    before, after = states_between_parts(apply_affine, ends, documents, initial_state, axis_name)
+    output = _convolve(parts, kernel, bias, before, **masks).output
+    return CausalConvolution(join_parts(output, -2), after)
+
+
+def _convolve(
+    x: Array,
+    kernel: Array,
+    bias: Array | None,
+    initial_state: Array,
+    *,
+    segments: Array | None = None,
+    valid: Array | None = None,
+) -> CausalConvolution:
+    """`causal_convolution` of one device."""
+    (K, _), (*batch, T, C) = kernel.shape, x.shape
     order, count = None, None
     if valid is not None:  # valid tokens first, in order
         valid = jnp.broadcast_to(valid, (*batch, T))
         order, count = jnp.argsort(~valid, axis=-1, stable=True), jnp.sum(valid, axis=-1)
         x = jnp.take_along_axis(x, order[..., None], axis=-2)
-    inputs = jnp.concatenate([initial_state.astype(x.dtype), x], axis=-2)
+    inputs = jnp.concatenate([initial_state, x], axis=-2)
     document = None
     if segments is not None:
         segments = jnp.broadcast_to(segments, (*batch, T))

@@ -113,8 +113,7 @@ def linear_recurrence(
     gamma, theta = pvary_like((gamma, theta), value)
     if axis_name is not None:
         options: dict[str, Any] = dict(method=method, chunk_size=chunk_size, pairing=pairing)
-        masks = split_masks(segments, valid, value.shape[:-2])
-        parts = split_parts(value, -3)
+        masks, parts = split_masks(segments, valid, value.shape[:-2]), split_parts(value, -3)
         zeros = jnp.zeros(parts[..., 0, :, :].shape)
         ones = to_real(jnp.ones_like(to_complex(zeros, theta, pairing)), pairing)
 

@@ -144,8 +144,8 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
         The object, and ``max_position_embeddings`` if the scaling determines it.
     """
     section: dict[str, Any] = {"rope_theta": rope.base, "rope_type": "default"}
-    lengths: dict[str, int] = {}
-    match rope.scaling:
+    scaling, lengths = rope.scaling, {}
+    match scaling:
         case c.LinearScaling(factor=factor):
             section |= {"rope_type": "linear", "factor": factor}
         case c.DynamicNTK(factor=factor, original_max_length=length):
@@ -181,8 +181,8 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
             lengths["max_position_embeddings"] = s.max_length
         case c.NTKScaling():
             section["rope_type"] = "ntk"  # not in transformers: reading it back is an error
-    if isinstance(rope.scaling, c.Yarn | c.LongRope) and rope.scaling.attention_factor is not None:
-        section["attention_factor"] = rope.scaling.attention_factor
+    if isinstance(scaling, c.Yarn | c.LongRope) and scaling.attention_factor is not None:
+        section["attention_factor"] = scaling.attention_factor
     return section, lengths
 
 

@@ -52,6 +52,10 @@ class Cache(NamedTuple):
     min_rope_length: Int[Array, "*batch"]  # RoPE scalings use at least this length
     source_segments: Int[Array, "*batch S"] | None = None
 
+    def lengthen(self, valid: Int[Array, "*batch T"] | None) -> "Cache":
+        """The cache with a length that counts new tokens: 1, and 0 for padding."""
+        return self._replace(length=self.length + jnp.sum(jnp.asarray(valid), axis=-1))
+
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
     """The distinct windows of the layers, in order: one array of `Cache.positions` each."""

@@ -12,8 +12,7 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.layers.attention.inputs import (
     AttentionInputs,
     TokenPositions,
-    cross_attention_mask,
-    prepare,
+    cross_attention_inputs,
 )
 from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_capacity
 from jaxformer.layers.embedding import Embedder, LMHead
@@ -123,42 +122,27 @@ class Transformer(nn.Module):
                     (embedder, token_table), source, source_positions, source_segments, runtime
                 )
                 cache = cache and cache._replace(source_segments=source_segments)
-            if cache is None:
-                mask = cross_attention_mask(token_positions, source_segments)
-            else:  # each row is one document
-                positions_alone = TokenPositions(token_positions.positions)
-                mask = cross_attention_mask(positions_alone, cache.source_segments)
-            cross_inputs = AttentionInputs(prepare(mask, runtime, tokens.ndim + 2))
+            cross_inputs = cross_attention_inputs(
+                token_positions, source_segments, cache, runtime, num_axes=tokens.ndim + 2
+            )
         causal = cfg.topology.has_decoder
-        stack = Stack(
-            cfg,
-            cfg.num_layers,
-            causal=causal,
-            runtime=runtime,
-            name="decoder" if causal else "encoder",
-        )
+        name = "decoder" if causal else "encoder"
+        stack = Stack(cfg, cfg.num_layers, causal=causal, runtime=runtime, name=name)
         x = self.embed(embedder, token_table, tokens, token_positions)
-        is_contiguous = positions is None if contiguous_positions is None else contiguous_positions
-        x, new_cache = stack(
-            x,
-            token_positions,
-            encoder_output,
-            cross_inputs,
-            cache,
-            contiguous_positions=is_contiguous,
-        )
+        if contiguous_positions is None:
+            contiguous_positions = positions is None
+        inputs = x, token_positions, encoder_output, cross_inputs, cache
+        x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not cfg.topology.is_encoder_decoder:
             self.check_read(runtime.read)  # with a cached source, the encoder's are not read
-        if isinstance(logits, F.LogitStatistics) or cache is None or new_cache is None:
+        if isinstance(logits, F.LogitStatistics) or new_cache is None:
             return logits
-        new_cache = new_cache._replace(
-            length=cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
-        )
+        new_cache = new_cache.lengthen(token_positions.segments)
         if token_capacity(cfg, new_cache) is not None:
-            over_capacity = (new_cache.length > cache.capacity)[..., None, None]
+            over_capacity = (new_cache.length > new_cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
         return logits, new_cache
 

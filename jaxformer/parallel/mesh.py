@@ -260,26 +260,38 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
                     "the sequence, which cannot be sharded"
                 )
         for feed_forward in dict.fromkeys(layer.feed_forward for layer in layers):
-            option: Any = feed_forward
-            if option.is_moe:
-                num_moe_layers += 1
-                if n["context"] > 1 and (capacity := option.router.capacity) is not None:
-                    yield (
-                        f"context {n['context']}, but Router.capacity {capacity} counts the tokens "
-                        "of whole rows, which cannot be sharded"
-                    )
-                yield from uneven(f"{prefix}num_experts", option.num_experts, "expert")
-                if option.shared is not None:
-                    width = option.shared.expert.hidden_dim
-                    yield from uneven(f"{prefix}hidden_dim of the shared expert", width, "tensor")
-                option = option.expert
-            if option.input_projections:
-                yield from uneven(f"{prefix}hidden_dim", option.hidden_dim, "tensor")
-                continue
-            declared = option.parameters(config.model_dim).values()
-            sizes = [zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared]
-            for name, size in dict.fromkeys(chain(*sizes)):
-                if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
-                    yield from uneven(f"{prefix}{type(option).__name__}'s {name}", size, "tensor")
+            num_moe_layers += feed_forward.is_moe
+            for name, size, axis in _feed_forward_sizes(feed_forward, config.model_dim, n):
+                yield from uneven(f"{prefix}{name}", size, axis)
+            if n["context"] > 1 and (capacity := _row_capacity(feed_forward)) is not None:
+                yield (
+                    f"context {n['context']}, but Router.capacity {capacity} counts the tokens "
+                    "of whole rows, which cannot be sharded"
+                )
     if n["expert"] > 1 and not num_moe_layers:
         yield f"expert {n['expert']}, but the model has no experts"
+
+
+def _feed_forward_sizes(
+    feed_forward: Any, model_dim: int, n: Mapping[str, int]
+) -> Iterator[tuple[str, int, str]]:
+    """Name, size and mesh axis of each size of a feed-forward that is sharded."""
+    if feed_forward.is_moe:
+        yield "num_experts", feed_forward.num_experts, "expert"
+        if feed_forward.shared is not None:
+            width = feed_forward.shared.expert.hidden_dim
+            yield "hidden_dim of the shared expert", width, "tensor"
+        feed_forward = feed_forward.expert
+    if feed_forward.input_projections:
+        yield "hidden_dim", feed_forward.hidden_dim, "tensor"
+        return
+    declared = feed_forward.parameters(model_dim).values()
+    sizes = [zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared]
+    for name, size in dict.fromkeys(chain(*sizes)):
+        if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
+            yield f"{type(feed_forward).__name__}'s {name}", size, "tensor"
+
+
+def _row_capacity(feed_forward: Any) -> int | None:
+    """Tokens of a row that each expert takes, where the router limits them."""
+    return feed_forward.router.capacity if feed_forward.is_moe else None

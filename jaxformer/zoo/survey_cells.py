@@ -122,6 +122,19 @@ def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
     return replace(listed, **defaults)
 
 
+POSITIONS_OF_CELLS: dict[str, tuple[Positions | None, ...]] = {
+    "RoPE": (Rope(),),
+    "Alibi": (Alibi(),),
+    "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
+    "Hybrid (SWA+Full)": (Rope(),),
+    "Hybrid (Conv+Full)": (Rope(),),
+}
+EMBEDDING_POSITIONS_OF_CELLS: dict[str | None, Sinusoid | Learned] = {
+    "Sine": Sinusoid(),
+    "Absolute": Learned(max_length=64),
+}
+
+
 def config_from_cells(
     listed: SurveyCells, *, relative_positions: Positions, topology: Topology
 ) -> TransformerConfig:
@@ -149,19 +162,10 @@ def config_from_cells(
     norm = LayerNorm() if filled.norm == "LayerNorm" else RMSNorm()
     has_softcap = "Logit soft capping" in filled.tricks
     placement: Literal["pre", "post", "sandwich"] = "pre" if filled.pre_norm else "post"
-    positions: tuple[Positions | None, ...] = {
-        "Relative": (relative_positions,),
-        "RoPE": (Rope(),),
-        "Alibi": (Alibi(),),
-        "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
-        "Hybrid (SWA+Full)": (Rope(),),
-        "Hybrid (Conv+Full)": (Rope(),),
-    }.get(filled.position or "", (None,))
+    positions = {"Relative": (relative_positions,), **POSITIONS_OF_CELLS}.get(
+        filled.position or "", (None,)
+    )
     windows = (16, 16, 16, None) if filled.position == "Hybrid (SWA+Full)" else (None,)
-    embedding_positions: dict[str | None, Sinusoid | Learned] = {
-        "Sine": Sinusoid(),
-        "Absolute": Learned(max_length=64),
-    }
     attention = MultiHead(
         num_heads=heads,
         num_kv_heads=heads,
@@ -184,7 +188,7 @@ def config_from_cells(
         norm=norm,
         norm_placement="sandwich" if "Pre+post norm" in filled.tricks else placement,
         final_norm=bool(filled.pre_norm),
-        embedding=Embedding(positions=embedding_positions.get(filled.position)),
+        embedding=Embedding(positions=EMBEDDING_POSITIONS_OF_CELLS.get(filled.position)),
         head=LMHead(softcap=30.0 if has_softcap else None),
     )
 

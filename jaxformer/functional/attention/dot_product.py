@@ -189,14 +189,16 @@ def dot_product_attention(
     )
     query, scale = resolve_scale(query, scale)
     request = AttentionRequest(mask, bias, logit_softcap, normalizer, dropout_rate)
-    mask_and_bias: Any = mask, bias
+    lazy_mask: Any = mask
+    lazy_bias: Any = bias
     match choose_implementation(query, key, value, implementation, request):
         case "blockwise":
             return blockwise_attention(
                 query,
                 key,
                 value,
-                *mask_and_bias,
+                lazy_mask,
+                lazy_bias,
                 scale=scale,
                 logit_softcap=logit_softcap,
                 normalizer=normalizer,
@@ -205,29 +207,19 @@ def dot_product_attention(
                 sinks=sinks,
             )
         case "cudnn":
-            return cudnn_attention(query, key, value, mask_and_bias[0], scale=scale, sinks=sinks)
+            return cudnn_attention(query, key, value, lazy_mask, scale=scale, sinks=sinks)
         case "splash":
-            return splash_attention(
-                query,
-                key,
-                value,
-                mask_and_bias[0],
-                scale=scale,
-                logit_softcap=logit_softcap,
-                sinks=sinks,
-            )
+            options: Any = dict(scale=scale, logit_softcap=logit_softcap, sinks=sinks)
+            return splash_attention(query, key, value, lazy_mask, **options)
     one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
     arrays: dict[str, Array | None] = {"value": value, "bias": materialize(bias), "sink": sinks}
     arrays["mask"] = materialize(mask, num_axes=query.ndim)
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["dropout_multipliers"] = dropout(ones, dropout_rate, dropout_key)
-    repeated_query = jnp.broadcast_to(
-        query, (*query.shape[:-3], num_query_copies(query, key), *query.shape[-2:])
-    )
-    output = vectorize_heads(one_head, "(t,v)", repeated_query, key, **arrays)[
-        ..., : query.shape[-3], :
-    ]
+    num_queries, copies = query.shape[-3], num_query_copies(query, key)
+    queries = jnp.broadcast_to(query, (*query.shape[:-3], copies, *query.shape[-2:]))
+    output = vectorize_heads(one_head, "(t,v)", queries, key, **arrays)[..., :num_queries, :]
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
 
 

@@ -51,8 +51,6 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     experts = reader.section("ffn_config") or ConfigReader({})
     width, heads = reader.integer("d_model", 2048), reader.integer("n_heads", 16)
     rope = reader.section("rope_parameters") or ConfigReader({})
-    # Released files have the base in attn_config.
-    base = attention.number("rope_theta", BASE)
     kv_heads = attention.integer("kv_n_heads", 1)
     reader.require_value(
         "num_key_value_heads", kv_heads, reason="it repeats attn_config.kv_n_heads"
@@ -63,6 +61,8 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
         experts.get(name)
     activation = experts.section("ffn_act_fn") or ConfigReader({})
     length = reader.integer("max_seq_len", 2048)
+    base = attention.number("rope_theta", BASE)  # where released files have it
+    renormalise = experts.get("moe_normalize_expert_weights", 1) is not None
     return c.TransformerConfig(
         vocab_size=reader.integer("vocab_size"),
         model_dim=width,
@@ -82,9 +82,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
                 ),
                 num_experts=experts.integer("moe_num_experts", 4),
                 top_k=experts.integer("moe_top_k", 1),
-                router=c.Router(
-                    renormalise=experts.get("moe_normalize_expert_weights", 1) is not None
-                ),
+                router=c.Router(renormalise=renormalise),
             ),
         ),
         norm=c.LayerNorm(eps=EPS, parameters="scale"),

@@ -233,6 +233,22 @@ def self_attention_mask(
     return F.AttentionMask(queries.positions, keys.positions, *segments, rule, head_shifts)
 
 
+def cross_attention_inputs(
+    token_positions: TokenPositions,
+    source_segments: Int[Array, "*batch S"] | None,
+    cache: Cache | None,
+    runtime: RuntimeConfig,
+    *,
+    num_axes: int,
+) -> AttentionInputs:
+    """Return the inputs of cross-attention; each row of a cache is one document."""
+    if cache is not None:
+        token_positions = TokenPositions(token_positions.positions)
+        source_segments = cache.source_segments
+    mask = cross_attention_mask(token_positions, source_segments)
+    return AttentionInputs(prepare(mask, runtime, num_axes))
+
+
 def cross_attention_mask(
     token_positions: TokenPositions, source_segments: Int[Array, "*batch S"] | None
 ) -> F.AttentionMask | None:
