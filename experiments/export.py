@@ -4,7 +4,8 @@
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported --step best
 
 Writes config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json and a model card, or nothing if it fails. Then, in transformers:
+tokenizer_config.json and a model card, or nothing if it fails; of a model with adapters their
+folder for PEFT, or with --merge the whole model. Then, in transformers:
 
     model = AutoModelForCausalLM.from_pretrained("exported")
     tokenizer = AutoTokenizer.from_pretrained("exported")
@@ -32,6 +33,7 @@ from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop import load_config
 from jaxformer.interop.config_comparison import canonical, config_differences
+from jaxformer.interop.peft import write_adapter
 from jaxformer.interop.save import (
     atomic_folder,
     check_output_folder,
@@ -39,6 +41,7 @@ from jaxformer.interop.save import (
     save_pretrained,
 )
 from jaxformer.json_files import read_json
+from jaxformer.layers.lora import merge_lora
 
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -60,6 +63,8 @@ class Export:
         dtype: Dtype of the tensors in the files; None is that of a Hugging Face folder, or float32
             for a run.
         ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
+        merge: Whether to merge the adapters of a model into its weights, instead of writing a
+            folder of adapters for PEFT.
     """
 
     checkpoint: Path
@@ -69,6 +74,7 @@ class Export:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     overwrite: bool = False
     ignore: tuple[str, ...] = ()
+    merge: bool = False
 
 
 def main(run: Export) -> Path:
@@ -77,6 +83,12 @@ def main(run: Export) -> Path:
     model = load_model(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that was initialized from one and has a copy of its files.
     source = model.folder if (model.folder / "config.json").is_file() else None
+    if model.config.adapter is not None and not run.merge:
+        return export_adapter(run, model, source, output)
+    if model.config.adapter is None and run.merge:
+        raise ValueError(f"--merge is for a model with adapters; {run.checkpoint} has none.")
+    config, params = merge_lora(model.config, model.params)
+    model = model._replace(config=config, params=params)
     extra = special_token_ids(model, source)
     if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
@@ -102,6 +114,16 @@ def main(run: Export) -> Path:
             (folder / CARD_FILE).write_text(text, encoding="utf-8")
     checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Exported {checkpoint_text}{run.checkpoint} as {family.model_type} to {output}.")
+    return output
+
+
+def export_adapter(run: Export, model: LoadedModel, source: Path | None, output: Path) -> Path:
+    """Write a folder of adapters that PEFT loads onto the base model, and the tokenizer."""
+    with atomic_folder(output) as folder:
+        dtype = None if run.dtype is None else jnp.dtype(run.dtype)
+        write_adapter(folder, model.config, model.params, base=model.base, dtype=dtype)
+        write_tokenizer(model, source, folder)
+    print(f"Exported the adapters of {run.checkpoint} to {output}; --merge writes the whole model.")
     return output
 
 

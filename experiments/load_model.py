@@ -15,11 +15,12 @@ from jax.typing import DTypeLike
 
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from experiments.training.resume import tokenizer_digest
-from experiments.training.run_config import AnyRunConfig, RunConfig
+from experiments.training.run_config import RUN_FILE, AnyRunConfig, RunConfig
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
-from jaxformer.interop import fetch_folder, load_config, load_pretrained
+from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
+from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_divisible
 from jaxformer.training.checkpoints import Checkpoints
@@ -48,6 +49,7 @@ class LoadedModel(NamedTuple):
         row_length: Row length in training, if known; of other models only one below 1024.
         step: Step of a run's checkpoint.
         chat_template: Used instead of the folder's; see `data.load_chat_template`.
+        base: Folder or hub name that a run began with.
     """
 
     config: TransformerConfig
@@ -60,6 +62,7 @@ class LoadedModel(NamedTuple):
     row_length: int | None = None
     step: int | None = None
     chat_template: str | None = None
+    base: str | None = None
 
     def encode_prompt(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode the decoder's prompt, and the source of an encoder-decoder."""
@@ -148,10 +151,11 @@ def load_model(
     dtype: DTypeLike = "float32",
     to_decode: bool = False,
 ) -> LoadedModel:
-    """Load a model from a run folder or a Hugging Face folder.
+    """Load a model from a run folder, a Hugging Face folder, or a PEFT folder and its base model.
 
     Args:
-        folder: Output of a training run, or a folder with config.json and safetensors.
+        folder: Output of a training run, a folder with config.json and safetensors, or one with
+            adapter_config.json.
         step: Step of a run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
         ignore: Attributes of config.json to ignore, if they do not affect the model.
@@ -171,14 +175,19 @@ def load_model(
             checkpoint_text = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
             raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
         return load_from_hugging_face(folder, ignore, mesh, dtype, to_decode)
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = fetch_folder(str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")))
+        model = load_model(base, step, ignore=ignore, mesh=mesh, dtype=dtype)
+        config, params = load_adapter(folder, model.config, model.params)
+        return model._replace(config=config, params=params)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; pass the output folder of a run, or a "
-        "Hugging Face folder."
+        "Hugging Face or PEFT folder."
     )
 
 
-def load_initial_params(folder: Path, mesh: Mesh) -> Any:
-    """Parameters of the folder that --init names, in float32.
+def load_initial_params(folder: Path, mesh: Mesh, dtype: DTypeLike) -> Any:
+    """Parameters of the folder that --init names.
 
     A Hugging Face folder needs no tokenizer: the run may have another one.
 
@@ -186,8 +195,8 @@ def load_initial_params(folder: Path, mesh: Mesh) -> Any:
         ValueError: The folder has no model.
     """
     if (folder / "config.json").is_file() and not (reached(folder) / "checkpoints").is_dir():
-        return load_pretrained(folder, "float32", mesh=mesh)[1]
-    return load_model(folder, mesh=mesh).params
+        return load_pretrained(folder, dtype, mesh=mesh)[1]
+    return load_model(folder, mesh=mesh, dtype=dtype).params
 
 
 def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
@@ -201,6 +210,11 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
         ValueError: The folder has no model.
     """
     folder = fetch_folder(name)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ValueError(
+            f"{folder} has the adapters of another model. Merge them first: python -m "
+            f"experiments.export --checkpoint {folder} --merge --output FOLDER."
+        )
     if (folder / "checkpoints").is_dir():
         with Checkpoints(folder / "checkpoints") as checkpoints:
             model = config_of_description(checkpoints.read_description(), folder)
@@ -297,6 +311,7 @@ def load_from_run(
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
+    run_file = local_folder / RUN_FILE
     pairs = isinstance(config.topology, EncoderDecoder)
     start = (tokenizer.end_of_text if pairs else data.bos_token_id(tokenizer),)
     stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
@@ -309,6 +324,7 @@ def load_from_run(
         stop,
         row_length=length,
         step=step,
+        base=read_json(run_file).get("init") if run_file.is_file() else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Builds the model and the train step, then trains, evaluates, logs and saves."""
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import time
@@ -104,7 +105,7 @@ def make_train_setup(
 def print_export_note(config: TransformerConfig) -> None:
     """Print why `experiments.export` cannot write this model, where it cannot."""
     try:
-        choose_family(config, {})
+        choose_family(dataclasses.replace(config, adapter=None), {})
     except ValueError as error:
         first, *fields = str(error).splitlines()
         reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
@@ -208,7 +209,8 @@ def train_run(
         if start_step is None:
             return None
         metadata = parallel.parameter_metadata(run.model)
-        optimizer = make_optimizer(run.optimizer, run.planned_steps, metadata)
+        trained = parallel.trained_parameters(run.model.adapter, metadata)
+        optimizer = make_optimizer(run.optimizer, run.planned_steps, trained)
         batches = train_data.batch_of_each_shape(start_step)
         update = compile_train_step(run, setup, optimizer, batches)
         # Python ends with a segmentation fault if it ends while a device computes the state.
@@ -446,7 +448,8 @@ def init_or_restore_state(
     if start_step == 0:
         params = None
         if run.init is not None:
-            params = load_initial_params(fetch_folder(run.init), setup.mesh)
+            dtype = "float32" if run.model.adapter is None else run.model.adapter.base_dtype
+            params = load_initial_params(fetch_folder(run.init), setup.mesh, dtype)
             print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)

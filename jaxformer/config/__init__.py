@@ -4,6 +4,7 @@ Alternatives are a union of dataclasses, each with its own settings. Options per
 cycled over the layers. `TransformerConfig` combines all and rejects impossible combinations.
 """
 
+from jaxformer.config.adapter import LoRA as LoRA
 from jaxformer.config.attention.decay import Angles as Angles
 from jaxformer.config.attention.decay import Decay as Decay
 from jaxformer.config.attention.hybrid import Attention as Attention

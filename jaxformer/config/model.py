@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
+from jaxformer.config.adapter import LoRA
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.linear_attention import LinearAttention
@@ -85,6 +86,7 @@ class TransformerConfig:
         head: LM head.
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
+        adapter: Low-rank adapters of some linear maps; training then changes only these.
         model_type: Hugging Face model type to export, if several fit. Comparisons of configurations
             ignore it.
 
@@ -120,6 +122,7 @@ class TransformerConfig:
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
+    adapter: LoRA | None = None
     model_type: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):

@@ -78,7 +78,9 @@ def logit_lens(
     stream = jnp.concatenate([residual_trace.embeddings[None], residual_trace.stream])[
         jnp.asarray(depths)
     ]
-    return _apply_head(config, RuntimeConfig(dtype=dtype), stack, params, stream)
+    return _apply_head(
+        config, RuntimeConfig(dtype=dtype, adapter=config.adapter), stack, params, stream
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -39,7 +39,7 @@ def position_embeddings(
     positions = jnp.arange(length)
     if config.max_length is not None:
         F.check_positions(positions, config.max_length)
-    embedder = Embedder(config, config.vocab_size, RuntimeConfig())
+    embedder = Embedder(config, config.vocab_size, RuntimeConfig(adapter=config.adapter))
     placed = embedder.apply({"params": params["embedding"]}, positions, method="embed_positions")
     return jnp.asarray(placed)
 

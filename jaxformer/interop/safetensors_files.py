@@ -5,7 +5,7 @@ Unlike pickles, these files cannot execute code.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,17 +187,7 @@ def write_folder(
         names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     values = iter(arrays)
     for name, shard in zip(names, shards, strict=True):
-        tensors = {
-            e.name: np.ascontiguousarray(next(values), e.dtype).reshape(e.shape) for e in shard
-        }
-        path = folder / name
-        path.touch()
-        mode = path.stat().st_mode  # the default mode; safetensors restricts it to the owner
-        try:
-            save_file(tensors, path, metadata={"format": "pt"})
-        except SafetensorError as error:  # for example a full disk
-            raise OSError(f"{path} could not be written: {error}.") from error
-        path.chmod(mode)
+        write_file(folder / name, shard, values)
     if len(shards) > 1:
         weight_map = {e.name: n for n, shard in zip(names, shards, strict=True) for e in shard}
         index = {
@@ -205,6 +195,29 @@ def write_folder(
             "weight_map": weight_map,
         }
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def write_file(path: Path, entries: list[TensorSpec], values: Iterator[np.ndarray]) -> None:
+    """Write the next values to one file.
+
+    Args:
+        path: The file.
+        entries: Names, shapes and dtypes of its tensors.
+        values: The values, in the order of `entries`; more may follow.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    tensors = {
+        e.name: np.ascontiguousarray(next(values), e.dtype).reshape(e.shape) for e in entries
+    }
+    path.touch()
+    mode = path.stat().st_mode  # the default mode; safetensors restricts it to the owner
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # for example a full disk
+        raise OSError(f"{path} could not be written: {error}.") from error
+    path.chmod(mode)
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:

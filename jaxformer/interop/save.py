@@ -26,6 +26,7 @@ from jaxformer.interop.tensor_checks import check_finite
 from jaxformer.interop.transforms import ConstantTensor
 from jaxformer.layers.parameter_metadata import check_parameters
 
+MODEL_FILES = ("config.json", "adapter_config.json")
 MAX_SHARD_BYTES = 5_000_000_000
 # Set to null: the defaults of transformers are ids of the released vocabularies.
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -70,6 +71,11 @@ def save_pretrained(
     folder = check_output_folder(folder, overwrite=overwrite)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
+    if config.adapter is not None:
+        raise ValueError(
+            "save_pretrained has no tensors for adapters: save them with save_adapter, or merge "
+            "them by merge_lora first."
+        )
     check_parameters(config, params)
     arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
     chosen_family, values = choose_family(config, dict(extra or {}), family)
@@ -115,9 +121,10 @@ def check_output_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
                 f"{folder} exists and is not empty; choose a new folder, or pass overwrite=True "
                 "(the flag --overwrite)."
             )
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in MODEL_FILES):
             raise ValueError(
-                f"{folder} has no config.json, so it is not a model folder and is not overwritten."
+                f"{folder} has no {' and no '.join(MODEL_FILES)}, so it is not a model folder and "
+                "is not overwritten."
             )
     return folder
 

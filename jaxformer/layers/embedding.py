@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.lora import adapt_kernel
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
@@ -27,9 +28,12 @@ class Embed(nn.Module):
     def __call__(self) -> Float[Array, "rows width"]:
         shape, init_fn = (self.num_embeddings, self.features), initializer(self.embedding_init)
         dtype = self.runtime.dtype
-        return sharded_parameter(
+        table = sharded_parameter(
             self, "embedding", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
         )
+        if (lora := self.runtime.lora_of(self.path)) is not None:
+            table = adapt_kernel(self, lora, table, shape, self.logical_axes, self.runtime)
+        return table
 
 
 class Embedder(nn.Module):
@@ -116,6 +120,8 @@ class LMHead(nn.Module):
             kernel = sharded_parameter(
                 self, "kernel", init_fn, shape, logical_axes, self.runtime, dtype=dtype
             )
+            if (lora := self.runtime.lora_of(self.path)) is not None:
+                kernel = adapt_kernel(self, lora, kernel, shape, logical_axes, self.runtime)
         bias = None
         if cfg.bias:
             zeros = nn.initializers.zeros

@@ -14,6 +14,7 @@ from jaxformer import functional as F
 from jaxformer.config.feed_forward import DenseFeedForward
 from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.lora import low_rank_parameters
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
@@ -226,4 +227,11 @@ class ExpertLinear(nn.Module):
             biases = sharded_parameter(self, "bias", zeros, shape, bias_axes, runtime, dtype=dtype)
             if inputs == "hidden" and (tensor := runtime.mesh_axes.tensor) is not None:
                 biases = jnp.where(jax.lax.axis_index(tensor) == 0, biases, 0)
-        return F.grouped_matmul(rows, kernels, group_sizes, biases)
+        y = F.grouped_matmul(rows, kernels, group_sizes, biases)
+        if (lora := runtime.lora_of(self.path)) is None:
+            return y
+        axes = f"experts {self.logical_axes}"
+        a, b = low_rank_parameters(self, lora, self.shape, axes, runtime, dtype=dtype)
+        narrow = F.grouped_matmul(apply_dropout(self, rows, lora.dropout, runtime), a, group_sizes)
+        update = F.grouped_matmul(narrow, b, group_sizes)
+        return y + update * jnp.asarray(lora.scale, y.dtype)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from jaxformer import functional as F
 from jaxformer.config import Initialiser
 from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.lora import adapt_output
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
@@ -40,7 +41,11 @@ class Linear(nn.Module):
         kernel = sharded_parameter(
             self, "kernel", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
         )
-        y = F.linear(x.astype(dtype), kernel, axes=logical_axes.num_input_axes)
+        x, lora = x.astype(dtype), self.runtime.lora_of(self.path)
+        if lora is None:
+            y = F.linear(x, kernel, axes=logical_axes.num_input_axes)
+        else:
+            y = adapt_output(self, lora, x, kernel, shape, self.logical_axes, self.runtime)
         tensor = (
             self.runtime.mesh_axes.tensor if logical_axes.names[0] in ("heads", "hidden") else None
         )

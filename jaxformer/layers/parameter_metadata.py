@@ -15,7 +15,7 @@ from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_mis
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.layers.transformer import Transformer
 
-ParameterRole = Literal["kernel", "head", "embedding", "vector", "selection_bias"]
+ParameterRole = Literal["kernel", "head", "embedding", "vector", "selection_bias", "adapter"]
 AxisIndices = tuple[int, ...]
 
 
@@ -45,12 +45,14 @@ class ParameterMetadata:
 
     @property
     def role(self) -> ParameterRole:
-        """Role of the parameter: kernel, head, embedding, vector or selection bias.
+        """Role of the parameter: kernel, head, embedding, vector, selection bias or adapter.
 
         A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
         has a row for each token, position or distance. A "vector" is no matrix. A "selection_bias"
-        only chooses experts.
+        only chooses experts. An "adapter" is one of the two matrices of a low-rank update.
         """
+        if "rank" in self.logical_axes:
+            return "adapter"
         if "choices" in self.logical_axes:
             return "selection_bias"
         if not self.num_output_axes:

@@ -11,10 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.config import LoRA
 
 Remat = Literal["none", "dots", "full"]
 INTERMEDIATES = "intermediates"
 PERTURBATIONS = "perturbations"
+NOT_IN_ALL_LINEAR = {"embedding", "positions", "head", "experts", "router", "shared_gate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ def active_mesh_axes(mesh_shape: Mapping[str, int]) -> MeshAxes:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Run-time options of all modules; none of them changes a parameter.
+    """Run-time options of all modules; none but `adapter` adds a parameter.
 
     Attributes:
         dtype: Dtype of the computation; parameters stay float32 and are cast when used.
@@ -66,7 +68,9 @@ class RuntimeConfig:
         expert_capacity_factor: The `capacity_factor` of `F.mixture_of_experts`.
         attention_implementation: The `implementation` of `F.dot_product_attention`.
         cache_is_empty: Whether the cache holds no tokens yet.
+        adapter: Low-rank adapters of the linear maps.
         read: Collects the paths of the parameters that modules read in this call.
+        linear_maps: Collects the names of the linear maps that an adapter can target.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -78,7 +82,34 @@ class RuntimeConfig:
     expert_capacity_factor: float | None = None
     attention_implementation: F.Implementation = "auto"
     cache_is_empty: bool = False
+    adapter: LoRA | None = None
     read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
+    linear_maps: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def lora_of(self, path: tuple[str, ...]) -> LoRA | None:
+        """Return the adapter of the linear map of the module at this path, if it is a target."""
+        name = target_name(path)
+        self.linear_maps.add(name)
+        if self.adapter is None:
+            return None
+        if self.adapter.targets == "all-linear":
+            return None if name in NOT_IN_ALL_LINEAR else self.adapter
+        return self.adapter if name in self.adapter.targets else None
+
+    def check_targets(self) -> None:
+        """Raise if an adapter has targets that no linear map of the call had."""
+        targets = self.adapter.targets if self.adapter is not None else ()
+        missing = set(() if targets == "all-linear" else targets) - self.linear_maps
+        if missing:
+            raise ValueError(
+                f"The model has no linear map named {', '.join(sorted(missing))} for LoRA.targets; "
+                f"it has {', '.join(sorted(self.linear_maps))}."
+            )
+
+
+def target_name(path: tuple[str, ...]) -> str:
+    """Return the name by which `LoRA.targets` lists the linear map of a module."""
+    return "embedding" if path[-1] == "tokens" else "experts" if "experts" in path else path[-1]
 
 
 def apply_dropout(

@@ -138,6 +138,7 @@ class Transformer(nn.Module):
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not cfg.topology.is_encoder_decoder:
             self.check_read(runtime.read)  # with a cached source, the encoder's are not read
+            runtime.check_targets()
         if isinstance(logits, F.LogitStatistics) or new_cache is None:
             return logits
         new_cache = new_cache.lengthen(token_positions.segments)
@@ -159,6 +160,7 @@ class Transformer(nn.Module):
             expert_capacity_factor=self.expert_capacity_factor,
             attention_implementation=self.attention_implementation,
             cache_is_empty=cache_is_empty,
+            adapter=self.config.adapter,
         )
 
     def encode(

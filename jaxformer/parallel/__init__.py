@@ -1,5 +1,6 @@
 """Device meshes, sharding specs, multi-process setup, and memory and time estimates."""
 
+from jaxformer.layers.lora import trained_parameters as trained_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata as ParameterMetadata
 from jaxformer.layers.parameter_metadata import parameter_metadata as parameter_metadata
 from jaxformer.layers.runtime import active_mesh_axes as active_mesh_axes

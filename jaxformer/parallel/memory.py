@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.layers.lora import trained_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
 from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel.mesh import MESH_AXES, check_divisible, num_batch_shards
@@ -110,11 +111,14 @@ def estimate_memory(
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
         fused_attention=fused_attention,
     )
-    metadata = jax.tree.leaves(parameter_metadata(config))
-    local_sizes = [(x, _local_size(x, axis_sizes)) for x in metadata]
+    metadata = parameter_metadata(config)
+    trained = jax.tree.leaves(trained_parameters(config.adapter, metadata))
+    local_sizes = [(x, _local_size(x, axis_sizes)) for x in trained]
     parameters = sum(share for _, share in local_sizes)
+    frozen = sum(_local_size(x, axis_sizes) for x in jax.tree.leaves(metadata)) - parameters
+    frozen_dtype = "float32" if config.adapter is None else config.adapter.base_dtype
     return MemoryEstimate(
-        parameters=PARAM_BYTES * parameters,
+        parameters=PARAM_BYTES * parameters + jnp.dtype(frozen_dtype).itemsize * frozen,
         optimizer=PARAM_BYTES
         * sum(_optimizer_values_per_element(x, optimizer) * share for x, share in local_sizes),
         gradients=PARAM_BYTES * parameters * min(gradient_accumulation_steps, 2),

@@ -12,6 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
+from jaxformer.layers.lora import cast_frozen
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.parallel.mesh import BATCH_AXES
@@ -33,7 +34,7 @@ def parameter_specs(config: TransformerConfig, mesh_shape: Mapping[str, int]) ->
 
 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
-    """ShapeDtypeStructs of the parameters, with shardings if a mesh is given.
+    """ShapeDtypeStructs of the parameters in training, with shardings if a mesh is given.
 
     Args:
         config: Model configuration.
@@ -47,7 +48,7 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
         sharding = None if mesh is None else NamedSharding(mesh, x.partition_spec(mesh.shape))
         return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
 
-    return jax.tree.map(abstract_leaf, parameter_metadata(config))
+    return cast_frozen(config.adapter, jax.tree.map(abstract_leaf, parameter_metadata(config)))
 
 
 def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:

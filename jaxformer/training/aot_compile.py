@@ -18,7 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jaxformer.config import TransformerConfig
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, batch_spec, make_mesh, parameter_metadata
+from jaxformer.parallel import (
+    MeshConfig,
+    batch_spec,
+    make_mesh,
+    parameter_metadata,
+    trained_parameters,
+)
 from jaxformer.parallel.plan import Workload
 from jaxformer.training.optimizers import Optimizer, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -177,7 +183,8 @@ def compile_update(
     )
     kind = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}[work.optimizer]
     optimizer_config = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind())
-    optimizer = make_optimizer(optimizer_config, 1, parameter_metadata(config))
+    metadata = trained_parameters(config.adapter, parameter_metadata(config))
+    optimizer = make_optimizer(optimizer_config, 1, metadata)
     update = make_train_step(
         model, optimizer, mesh, gradient_accumulation_steps=work.gradient_accumulation_steps
     )

@@ -18,6 +18,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
+from jaxformer.layers.lora import trained_parameters, update_parameters
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
 AnyBatch = Batch | PairBatch
@@ -171,36 +172,40 @@ def make_value_and_grad(
         seed: Seed of dropout; the key also depends on the step, the device and the microbatch.
 
     Returns:
-        The function. Gradients are float32 and sharded as the parameters are. Gradients of
+        The function. Gradients are those of `trained_parameters`, float32 and sharded as these are.
+        Gradients of
         replicated parameters are summed over the devices once, after the last microbatch.
     """
     model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
     specs = parameter_specs(model.config, mesh.shape)
+    trained_specs = trained_parameters(model.config.adapter, specs)
 
     def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
         num_tokens = jax.lax.psum(jnp.sum(batch.loss_mask), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
         varying_params = jax.tree.map(lambda x: F.pvary(x, *axis_names), params)
+        varying_trained = trained_parameters(model.config.adapter, varying_params)
 
         def microbatch_step(carry, indexed):
             index, rows = indexed
 
-            def loss(params):
+            def loss(trained):
+                params = update_parameters(model.config.adapter, varying_params, trained)
                 microbatch_key = jax.random.fold_in(key, index)
                 local_sum = summed_loss(
                     model, objective, params, rows, microbatch_key, axis_names=axis_names
                 )
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_tokens, 1)
 
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_params)), None
+            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_trained)), None
 
         def split(rows):
             return jnp.moveaxis(
                 rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:]), 1, 0
             )
 
-        zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_params)
+        zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_trained)
         zero_carry = (jnp.zeros(()), zeros)
         if gradient_accumulation_steps == 1:
             (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))
@@ -208,11 +213,14 @@ def make_value_and_grad(
             microbatches = (jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch))
             (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, microbatches)
         return loss, jax.tree.map(
-            partial(sum_over_replicas, axis_names=axis_names), gradients, specs
+            partial(sum_over_replicas, axis_names=axis_names), gradients, trained_specs
         )
 
     return jax.shard_map(
-        per_device, mesh=mesh, in_specs=(specs, P(), batch_spec(mesh.shape)), out_specs=(P(), specs)
+        per_device,
+        mesh=mesh,
+        in_specs=(specs, P(), batch_spec(mesh.shape)),
+        out_specs=(P(), trained_specs),
     )
 
 
@@ -227,7 +235,7 @@ def sum_over_replicas(
 
 def make_global_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
     """Build the global gradient norm of sharded gradients."""
-    specs = parameter_specs(model.config, mesh.shape)
+    specs = trained_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
 
     def per_device(gradients: Any) -> Float[Array, ""]:
         squares: dict[tuple[str, ...], Array] = {}

@@ -8,7 +8,7 @@ float32; updates come back in the dtype of the parameters.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,7 @@ class Lion:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Muon for layer kernels, AdamW for all other parameters.
+    """Muon for layer kernels, AdamW for all other parameters, adapters among them.
 
     Attributes:
         momentum: Decay rate of the sum of gradients.
@@ -123,6 +123,7 @@ class Muon:
         weight_decay: Weight decay of kernels, multiplied by the learning rate.
         adamw: Optimizer of all other parameters, with their weight decay.
         adamw_rate: Learning rate of all other parameters, relative to that of kernels.
+        roles: Roles of the parameters that Muon changes: "kernel", and "adapter" too if wanted.
 
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
@@ -134,6 +135,7 @@ class Muon:
     weight_decay: float = 0.1
     adamw: AdamW = AdamW()
     adamw_rate: float = 1.0
+    roles: tuple[Literal["kernel", "adapter"], ...] = ("kernel",)
 
     def __post_init__(self):
         check_fields(self)
@@ -288,7 +290,7 @@ def optimizer_transform(
             inner = optax.scale_by_lion(b1, b2)
         case SGD(momentum=momentum, nesterov=nesterov):
             inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
-        case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate):
+        case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate, roles=roles):
             muon = scale_by_muon(metadata, momentum=momentum, rms=rms)
             other_transform = optax.chain(
                 optimizer_transform(adamw, decay_roles, metadata), optax.scale(rate)
@@ -298,7 +300,7 @@ def optimizer_transform(
                     "kernels": optax.chain(muon, decay(optimizer.weight_decay)),
                     "rest": other_transform,
                 },
-                jax.tree.map(lambda x: "kernels" if x.role == "kernel" else "rest", metadata),
+                jax.tree.map(lambda x: "kernels" if x.role in roles else "rest", metadata),
             )
     return optax.chain(inner, decay(optimizer.weight_decay))
 

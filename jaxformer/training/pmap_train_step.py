@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.layers import Transformer
+from jaxformer.layers.lora import trained_parameters, update_parameters
 from jaxformer.training.gradient import AnyBatch, Objective, summed_loss
 from jaxformer.training.skip_step import SkipStepConfig
 from jaxformer.training.train_step import TrainState, apply_gradients
@@ -46,12 +47,15 @@ def make_pmap_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
-        def loss_share(params: Any):
+        def loss_share(trained: Any):
+            params = update_parameters(model.config.adapter, state.params, trained)
             local_sum = summed_loss(model, objective, params, batch, key, axis_names=(AXIS,))
             return local_sum * jax.lax.axis_size(AXIS) / jnp.maximum(num_tokens, 1)
 
-        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(state.params), AXIS)
+        trained = trained_parameters(model.config.adapter, state.params)
+        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(trained), AXIS)
         norm = optax.tree.norm(gradients)
-        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm)
+        adapter = model.config.adapter
+        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, adapter=adapter)
 
     return jax.pmap(per_device, axis_name=AXIS, in_axes=(None, 0), out_axes=None, donate_argnums=0)

@@ -1,20 +1,24 @@
 """Train state, train step and eval step."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.config import LoRA
 from jaxformer.layers import Transformer
+from jaxformer.layers.lora import cast_frozen, is_adapter, trained_parameters, update_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 from jaxformer.parallel import (
+    abstract_parameters,
     active_mesh_axes,
     batch_spec,
     optimizer_state_specs,
@@ -93,21 +97,24 @@ def init_train_state(
         optimizer: From `make_optimizer`.
         key: Random key of the parameters.
         mesh: Device mesh.
-        params: Parameters to use instead of random ones, float32, with any sharding; donated.
+        params: Parameters to use instead of random ones, with any sharding; donated. Adapters may
+            be missing.
 
     Raises:
         ValueError: The parameters do not match the model.
     """
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
-    if params is None:
-        return jax.jit(_init_from_key, static_argnums=(0, 1), out_shardings=state_shardings)(
-            model, optimizer, key
-        )
-    check_parameters(model.config, params)
-    init_from_params = jax.jit(
-        partial(_init_from_params, optimizer), out_shardings=state_shardings, donate_argnums=0
+    init = jax.jit(
+        _init_state, static_argnums=(0, 1), out_shardings=state_shardings, donate_argnames="params"
     )
-    return init_from_params(jax.device_put(params, state_shardings.params, donate=True))
+    if params is None:
+        return init(model, optimizer, key)
+    config = model.config
+    if not any(map(is_adapter, flatten_dict(params, sep="/"))):
+        config = replace(config, adapter=None)
+    check_parameters(config, params)
+    param_shardings = shardings(abstract_parameters(config, mesh))
+    return init(model, optimizer, key, params=jax.device_put(params, param_shardings, donate=True))
 
 
 def abstract_train_state(
@@ -115,14 +122,18 @@ def abstract_train_state(
 ) -> TrainState:
     """ShapeDtypeStructs with shardings of the train state, to restore into."""
     # Unlike `jax.eval_shape`, this traces once per model and optimizer.
-    traced = jax.jit(_init_from_key, static_argnums=(0, 1))
+    traced = jax.jit(_init_state, static_argnums=(0, 1))
     shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
     guard = jax.tree.map(lambda _: P(), shapes.skip_state)
     state_specs: Any = (
         P(),
         specs,
-        optimizer_state_specs(shapes.opt_state, shapes.params, specs),
+        optimizer_state_specs(
+            shapes.opt_state,
+            trained_parameters(model.config.adapter, shapes.params),
+            trained_parameters(model.config.adapter, specs),
+        ),
         guard,
     )
     return jax.tree.map(
@@ -132,19 +143,26 @@ def abstract_train_state(
     )
 
 
-def _init_from_key(
-    model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
+def _init_state(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    key: PRNGKeyArray,
+    *,
+    params: Any = None,
 ) -> TrainState:
     dummy_tokens = jnp.zeros((1, 2), jnp.int32)
     has_source = model.config.topology.is_encoder_decoder
-    return _init_from_params(
-        optimizer,
-        model.init(key, dummy_tokens, source=dummy_tokens if has_source else None)["params"],
-    )
-
-
-def _init_from_params(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), init_skip_state())
+    source = dummy_tokens if has_source else None
+    if params is None:
+        params = model.init(key, dummy_tokens, source=source)["params"]
+    elif model.config.adapter is not None:  # adapters that the parameters lack
+        _, variables = model.apply(
+            {"params": params}, dummy_tokens, source=source, mutable="params", rngs={"params": key}
+        )
+        params = variables["params"]
+    params = cast_frozen(model.config.adapter, params)
+    opt_state = optimizer.init(trained_parameters(model.config.adapter, params))
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, init_skip_state())
 
 
 def make_train_step(
@@ -193,7 +211,7 @@ def make_train_step(
             norm = global_norm(gradients)
         with jax.named_scope("optimizer"):
             state, metrics = apply_gradients(
-                optimizer, skip_step, state, loss, gradients, norm, mesh
+                optimizer, skip_step, state, loss, gradients, norm, mesh, model.config.adapter
             )
         return state, metrics._replace(max_expert_load=max_load(gradients))
 
@@ -208,10 +226,11 @@ def make_train_step(
 
 def make_max_expert_load(model: Transformer) -> Callable[[Any], Float[Array, ""] | None]:
     """Function from gradients to `StepMetrics.max_expert_load`."""
-    metadata = jax.tree.leaves(parameter_metadata(model.config))
+    metadata = trained_parameters(model.config.adapter, parameter_metadata(model.config))
+    leaves_metadata = jax.tree.leaves(metadata)
 
     def max_expert_load(gradients: Any) -> Float[Array, ""] | None:
-        leaves = zip(jax.tree.leaves(gradients), metadata, strict=True)
+        leaves = zip(jax.tree.leaves(gradients), leaves_metadata, strict=True)
         loads = [jnp.max(g) for g, x in leaves if x.role == "selection_bias"]
         return 1 + jnp.max(jnp.stack(loads)) / LOAD_GRADIENT if loads else None
 
@@ -226,14 +245,17 @@ def apply_gradients(
     gradients: Any,
     norm: Float[Array, ""],
     mesh: Mesh | None = None,
+    adapter: LoRA | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """Apply the optimizer, or skip the update and advance only the counters."""
     apply_update, skip_state = should_apply_update(skip_step, state.skip_state, loss, norm)
+    trained = trained_parameters(adapter, state.params)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradients, state.opt_state, state.params, gradient_norm=norm, mesh=mesh
+        gradients, state.opt_state, trained, gradient_norm=norm, mesh=mesh
     )
-    new_values = optax.apply_updates(state.params, updates), opt_state
-    params, opt_state = tree_where(apply_update, new_values, (state.params, state.opt_state))
+    new_values = optax.apply_updates(trained, updates), opt_state
+    trained, opt_state = tree_where(apply_update, new_values, (trained, state.opt_state))
+    params = update_parameters(adapter, state.params, trained)
     metrics = StepMetrics(loss, norm, skip_state.num_skipped, skip_state.num_consecutive_skips)
     return TrainState(state.step + 1, params, opt_state, skip_state), metrics
 

@@ -810,6 +810,16 @@ OTHERS = [
             )
         ),
         residual=c.DeepNorm(alpha=1.5),
+        adapter=c.LoRA(
+            rank=3,
+            alpha=5.0,
+            targets=("query",),
+            rslora=True,
+            dora=True,
+            dropout=0.1,
+            trained=("head",),
+            base_dtype="bfloat16",
+        ),
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
     replace(

@@ -1,0 +1,72 @@
+"""Low-rank adapters of linear maps, for fine-tuning a part of a model."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.checks import check_fields, require, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters: each targeted kernel W gets a trained update of rank r, and stays frozen.
+
+        y = x W + scale * (x A) B;    scale = alpha / rank, or alpha / sqrt(rank) with rslora
+
+    A is drawn as in PEFT, uniformly within ``1 / sqrt(inputs)`` of 0, and B begins at 0, so that
+    training begins with the model as it is.
+
+    Attributes:
+        rank: Width r between A and B.
+        alpha: Numerator of the scale.
+        targets: Names of the linear maps, as in the parameters' paths: "query", "key", "value",
+            "out", "gate", "up", "down", "router" and others; "experts" are those of all experts,
+            "embedding" is the token table and "head" the LM head. "all-linear" is every linear map
+            of attention, mixers and dense feed-forwards.
+        rslora: Whether the scale is that of rsLoRA.
+        dora: Whether the columns of the adapted kernel have trained lengths (DoRA). Not for
+            "experts", "embedding" and "head".
+        dropout: Dropout rate of an adapter's inputs; "embedding" and "head" have none.
+        trained: Parameters that are trained as well, by a part of their path, such as "final_norm";
+            PEFT's modules_to_save.
+        base_dtype: Dtype in which training keeps the frozen parameters.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from jaxformer import config as c
+        >>> from jaxformer import costs, zoo
+        >>> config = zoo.get("llama-2-7b").tiny()
+        >>> adapted = replace(config, adapter=c.LoRA(rank=2, targets=("query", "value")))
+        >>> costs.num_parameters(adapted) - costs.num_parameters(config)  # 2 * 2 * 2 * (64 + 64)
+        1024
+
+    References:
+        Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021. arXiv:2106.09685
+        Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023.
+        arXiv:2312.03732
+        Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, 2024. arXiv:2402.09353
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    rslora: bool = False
+    dora: bool = False
+    dropout: float = 0.0
+    trained: tuple[str, ...] = ()
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "rank")
+        require(self.alpha > 0, f"alpha must be positive; got {self.alpha}.")
+        require(0 <= self.dropout < 1, f"dropout must be in [0, 1); got {self.dropout}.")
+        require(bool(self.targets), "targets must name at least one linear map; got none.")
+        wholes = {"experts", "embedding", "head"} & set(self.targets)
+        if self.dora and self.targets != "all-linear" and wholes:
+            raise ValueError(f"dora is not supported for the targets {sorted(wholes)}.")
+
+    @property
+    def scale(self) -> float:
+        """Factor of the update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

@@ -1,0 +1,395 @@
+"""Read and write adapters as PEFT does: adapter_config.json and adapter_model.safetensors."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+
+from jaxformer import config as c
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop import transforms as t
+from jaxformer.interop.load import Pretrained
+from jaxformer.interop.param_mapping import TensorMapping, expand_mapping
+from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.interop.save import atomic_folder, check_output_folder, choose_family
+from jaxformer.interop.tensor_checks import check_finite
+from jaxformer.json_files import read_json
+from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter
+from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
+from jaxformer.layers.runtime import target_name
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# Fields of adapter_config.json that change the outputs, with the values that change nothing.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "use_qalora": (None, False),
+    "alora_invocation_tokens": (None, []),
+    "lora_bias": (None, False),
+    "megatron_config": (None, {}),
+    "exclude_modules": (None, []),
+}
+
+
+class ModuleAdapter(NamedTuple):
+    """A module of the Hugging Face model, and our kernels that it holds."""
+
+    name: str
+    mapping: TensorMapping
+    num_input_axes: tuple[int, ...]
+    to_hf: t.Transform
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the module is a table of rows."""
+        return self.mapping.slices[0].path.endswith("/embedding")
+
+    def paths(self, name: str) -> list[tuple[str, tuple[int, ...]]]:
+        """Path and index of one adapter parameter of each kernel."""
+        return [(f"{p.rpartition('/')[0]}/{name}", at) for p, at in self.mapping.slices]
+
+    def b_shapes(self, rank: int) -> list[tuple[int, ...]]:
+        """Shape of the B of each kernel."""
+        return [
+            (rank, *shape[n:])
+            for shape, n in zip(self.mapping.slice_shapes, self.num_input_axes, strict=True)
+        ]
+
+
+def save_adapter(
+    folder: str | Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    base: str | None = None,
+    dtype: DTypeLike | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Save the adapters of a model as a folder that PEFT loads onto the base model.
+
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+
+    A tensor that holds several of our kernels (a fused query, key and value) gets the adapters of
+    all as one of the sum of their ranks.
+
+    Args:
+        folder: Output folder; it must be absent or empty, unless `overwrite` is True.
+        config: A model with `TransformerConfig.adapter`.
+        params: Its parameters.
+        base: Name or folder of the base model, which PEFT looks up.
+        dtype: Dtype of the saved tensors; None keeps that of each parameter.
+        overwrite: Whether to replace a folder.
+
+    Raises:
+        ValueError: The model has no adapter, PEFT has no form of it, or parameters do not fit.
+    """
+    with atomic_folder(check_output_folder(folder, overwrite=overwrite)) as partial:
+        write_adapter(partial, config, params, base=base, dtype=dtype)
+
+
+def write_adapter(
+    folder: Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    base: str | None,
+    dtype: DTypeLike | None,
+) -> None:
+    """Write the two files of `save_adapter` into a folder."""
+    if (lora := config.adapter) is None:
+        raise ValueError(
+            "save_adapter needs a model with an adapter; got TransformerConfig.adapter=None."
+        )
+    if lora.trained:
+        raise ValueError(
+            f"A folder of adapters has no tensors for the parameters that LoRA.trained names, "
+            f"{', '.join(lora.trained)}; merge the adapter and save the whole model."
+        )
+    check_parameters(config, params)
+    arrays = flatten_dict(params, sep="/")
+    modules = [m for m in adaptable_modules(config) if m.paths(LORA_A)[0][0] in arrays]
+    written = {path for m in modules for path, _ in m.paths(LORA_A)}
+    if missing := sorted(x for x in arrays if x.endswith(LORA_A) and x not in written):
+        raise ValueError(
+            f"PEFT has no form of the adapters {', '.join(missing)}; merge the adapter and save "
+            "the whole model."
+        )
+    tensors: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    for module in modules:
+        tensors |= _module_tensors(module, arrays)
+        if len(module.mapping.slices) > 1:
+            ranks[module.name] = lora.rank * len(module.mapping.slices)
+    for name, x in tensors.items():
+        check_finite(x, x.dtype if dtype is None else np.dtype(dtype), name)
+    scale = {name: lora.scale * (math.sqrt(r) if lora.rslora else r) for name, r in ranks.items()}
+    values = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+        "target_modules": _short_names(modules, adaptable_modules(config)),
+        "rank_pattern": ranks,
+        "alpha_pattern": scale,
+        "bias": "none",
+        "fan_in_fan_out": any(_is_conv1d(module) for module in modules),
+        "inference_mode": True,
+    }
+    entries = [
+        files.TensorSpec(name, x.dtype if dtype is None else np.dtype(dtype), x.shape)
+        for name, x in sorted(tensors.items())
+    ]
+    ordered = (tensors[entry.name] for entry in entries)
+    files.write_file(folder / ADAPTER_WEIGHTS, entries, ordered)
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+
+
+def load_adapter(
+    folder: str | Path, config: c.TransformerConfig, params: Mapping[str, Any]
+) -> Pretrained:
+    """Read adapters that PEFT saved, for a base model that is loaded.
+
+    Adapters of different ranks get the largest, filled with zeros; so do layers without one.
+
+    Args:
+        folder: Folder with adapter_config.json and adapter_model.safetensors.
+        config: The base model, of a Hugging Face family.
+        params: Its parameters.
+
+    Returns:
+        The model with `TransformerConfig.adapter`, and its parameters.
+
+    Raises:
+        ValueError: The folder is damaged, its adapters are of another base model, or of a kind that
+            is not supported.
+    """
+    folder = Path(folder)
+    values, stored = read_json(folder / ADAPTER_CONFIG), files.read_header(folder / ADAPTER_WEIGHTS)
+    if values.get("peft_type") != "LORA":
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG} has peft_type {values.get('peft_type')!r}; it must be LORA."
+        )
+    for name, neutral in WITHOUT_EFFECT.items():
+        if values.get(name, neutral[0]) not in neutral:
+            raise ValueError(
+                f"{folder / ADAPTER_CONFIG}: {name}={values[name]!r} is not supported; it must be "
+                f"{neutral[0]!r}."
+            )
+    base = replace(config, adapter=None)
+    check_parameters(base, params)
+    modules = {m.name: m for m in adaptable_modules(base)}
+    tensors = {name: files.read_tensor(x) for name, x in stored.items()}
+    by_module = _group_by_module(folder, tensors, modules)
+    ranks = {name: _rank(parts) for name, parts in by_module.items()}
+    scales = {name: _scale(values, name, rank) for name, rank in ranks.items()}
+    rank, rslora = max(ranks.values()), bool(values.get("use_rslora"))
+    first = next(iter(scales.values()))
+    alpha = first * (math.sqrt(rank) if rslora else rank)
+    paths = [slot.path for name in by_module for slot in modules[name].mapping.slices]
+    targets = {target_name(tuple(path.split("/")[:-1])) for path in paths}
+    lora = c.LoRA(
+        rank=rank,
+        alpha=alpha,
+        targets=tuple(sorted(targets)),
+        rslora=rslora,
+        dora=bool(values.get("use_dora")),
+        dropout=float(values.get("lora_dropout") or 0.0),
+    )
+    adapted = replace(base, adapter=lora)
+    arrays = dict(flatten_dict(params, sep="/"))
+    filled = {
+        path: np.zeros(shape, np.float32)
+        for path, shape in parameter_shapes(adapted).items()
+        if is_adapter(path)
+    }
+    if lora.dora:
+        _check_complete(folder, filled, by_module, modules)
+    for name, parts in by_module.items():
+        _fill_module(folder, filled, modules[name], parts, rank, scales[name] / lora.scale)
+    arrays |= {path: jnp.asarray(x) for path, x in filled.items()}
+    return Pretrained(adapted, unflatten_dict(arrays, sep="/"))
+
+
+def adaptable_modules(config: c.TransformerConfig) -> list[ModuleAdapter]:
+    """Modules of the Hugging Face model whose weights are kernels of ours."""
+    base = replace(config, adapter=None)
+    family, _ = choose_family(base, {})
+    metadata = flatten_dict(parameter_metadata(base), sep="/")
+    modules = []
+    for mapping in expand_mapping(family.mapping, base, parameter_shapes(base)):
+        paths = [slot.path for slot in mapping.slices]
+        is_weight = mapping.hf_name.endswith(".weight")
+        if not is_weight or not all(p.endswith(("/kernel", "/embedding")) for p in paths):
+            continue
+        counts = tuple(len(metadata[path].input_and_output_axes[0]) for path in paths)
+        transform = _output_transform(mapping.transform)
+        if transform is None or any("experts" in metadata[p].logical_axes for p in paths):
+            continue
+        modules.append(
+            ModuleAdapter(mapping.hf_name.removesuffix(".weight"), mapping, counts, transform)
+        )
+    return modules
+
+
+def _output_transform(transform: t.Transform) -> t.Transform | None:
+    """Transform of B, whose input is the rank; None if the inputs would change as well."""
+    match transform:
+        case t.LinearKernel() | t.Identity():
+            return t.LinearKernel()
+        case t.Fused(part=t.LinearKernel()):
+            return t.Fused()
+        case t.Interleaved(part=t.LinearKernel()):
+            return t.Interleaved()
+        case t.HalvesSwapped(part=t.LinearKernel(input_axes=1)):
+            return t.HalvesSwapped(part=t.LinearKernel())
+        case t.FusedQKVPerGroup() | t.FusedPerGroup():
+            return transform
+    return None
+
+
+def _is_conv1d(module: ModuleAdapter) -> bool:
+    transform: Any = module.mapping.transform
+    part = getattr(transform, "part", transform)
+    return isinstance(part, t.LinearKernel) and not part.outputs_first
+
+
+def _module_tensors(module: ModuleAdapter, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """PEFT's tensors of one module; several kernels make a block-diagonal B."""
+    a_parts, b_parts, magnitudes = (
+        [np.asarray(arrays[path][at]) for path, at in module.paths(name) if path in arrays]
+        for name in (LORA_A, LORA_B, MAGNITUDE)
+    )
+    rank = a_parts[0].shape[-1]
+    a = np.concatenate([x.reshape(-1, rank).T for x in a_parts])
+    blocks = [
+        module.to_hf.to_hf([x if i == j else np.zeros_like(x) for j, x in enumerate(b_parts)])
+        for i in range(len(b_parts))
+    ]
+    b = np.concatenate(blocks, axis=1)
+    name = f"{PREFIX}{module.name}"
+    if module.is_embedding:
+        return {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+    tensors = {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    if magnitudes:
+        rows = module.to_hf.to_hf([x[None] for x in magnitudes])
+        tensors[f"{name}.lora_magnitude_vector"] = rows.reshape(-1)
+    return tensors
+
+
+def _short_names(chosen: list[ModuleAdapter], modules: list[ModuleAdapter]) -> list[str]:
+    """target_modules: last parts of the names where all modules of these are adapted."""
+    names = {m.name for m in chosen}
+    by_end: dict[str, set[str]] = {}
+    for m in modules:
+        by_end.setdefault(m.name.rpartition(".")[2], set()).add(m.name)
+    ends = {end for end, every in by_end.items() if every <= names}
+    return sorted(ends | {name for name in names if name.rpartition(".")[2] not in ends})
+
+
+def _group_by_module(
+    folder: Path, tensors: Mapping[str, np.ndarray], modules: Mapping[str, ModuleAdapter]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Tensors of each module, by "A", "B" and "magnitude"."""
+    ends = {
+        ".lora_A.weight": "A",
+        ".lora_B.weight": "B",
+        ".lora_embedding_A": "A",
+        ".lora_embedding_B": "B",
+        ".lora_magnitude_vector": "magnitude",
+    }
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    unknown = []
+    for name, x in tensors.items():
+        end = next((end for end in ends if name.endswith(end)), None)
+        module = name.removeprefix(PREFIX).removesuffix(end or "")
+        if end is None or module not in modules:
+            unknown.append(name)
+        else:
+            groups.setdefault(module, {})[ends[end]] = x
+    if unknown or not groups:
+        listed = ", ".join(unknown[:4]) or "no tensor"
+        module_names = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS} has {listed}, which is no adapter of this model; its "
+            f"modules are {module_names}. Is it of another base model?"
+        )
+    for module, parts in groups.items():
+        if not {"A", "B"} <= parts.keys():
+            raise ValueError(f"{folder / ADAPTER_WEIGHTS}: {module} has only {', '.join(parts)}.")
+    return groups
+
+
+def _rank(parts: Mapping[str, np.ndarray]) -> int:
+    return parts["A"].shape[0]
+
+
+def _scale(values: Mapping[str, Any], name: str, rank: int) -> float:
+    """Scale of a module's update, from its alpha and rank."""
+    patterns = values.get("alpha_pattern") or {}
+    matches = (x for key, x in patterns.items() if name == key or name.endswith(f".{key}"))
+    alpha = next(matches, values.get("lora_alpha", 8))
+    return alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
+
+
+def _check_complete(
+    folder: Path,
+    filled: Mapping[str, np.ndarray],
+    groups: Mapping[str, Any],
+    modules: Mapping[str, ModuleAdapter],
+) -> None:
+    """Raise if DoRA's magnitudes are missing in some layer, where 0 would not do."""
+    count = sum(len(modules[name].mapping.slices) for name in groups)
+    needed = sum(
+        len(m.mapping.slices) for m in modules.values() if m.paths(MAGNITUDE)[0][0] in filled
+    )
+    if count != needed:
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS} has DoRA adapters in {count} of {needed} modules of these "
+            "names; they must be in all."
+        )
+
+
+def _fill_module(
+    folder: Path,
+    filled: Mapping[str, np.ndarray],
+    module: ModuleAdapter,
+    parts: Mapping[str, np.ndarray],
+    rank: int,
+    factor: float,
+) -> None:
+    """Copy PEFT's tensors of one module into our parameters, of a rank that is at least theirs."""
+    a, b = (parts[name].astype(np.float32) for name in "AB")
+    shapes = module.b_shapes(len(a))
+    inputs = math.prod(module.mapping.slice_shapes[0][: module.num_input_axes[0]])
+    expected = (len(a), inputs), module.to_hf.hf_shape(shapes)
+    if (a.shape, b.shape) != expected:
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS}: the adapter of {module.name} is {list(a.shape)} and "
+            f"{list(b.shape)}; this model needs {list(expected[0])} and {list(expected[1])}. Is it "
+            "of another base model?"
+        )
+    for (path, at), x in zip(module.paths(LORA_B), module.to_hf.from_hf(b, shapes), strict=True):
+        filled[path][at][: len(a)] = x * factor
+    for path, at in module.paths(LORA_A):
+        filled[path][at][..., : len(a)] = a.T.reshape(*filled[path][at].shape[:-1], len(a))
+    if "magnitude" in parts:
+        ones = [(1, *shape[1:]) for shape in shapes]
+        rows = module.to_hf.from_hf(parts["magnitude"].astype(np.float32)[:, None], ones)
+        for (path, at), x in zip(module.paths(MAGNITUDE), rows, strict=True):
+            filled[path][at][...] = x[0]

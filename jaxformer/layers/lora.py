@@ -1,0 +1,225 @@
+"""Low-rank adapters: their parameters beside a kernel, their outputs, and merging them into it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
+
+SHARDED_OVER_TENSOR = {"heads", "kv_heads", "hidden", "vocabulary"}
+LORA_A, LORA_B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+
+
+class LowRank(NamedTuple):
+    """This device's factors of an update: A ``[*in, r]`` and B ``[r, *out]``, experts first."""
+
+    a: Float[Array, "..."]
+    b: Float[Array, "..."]
+
+    def product(self, num_stacks: int = 0) -> Float[Array, "..."]:
+        """The update without its scale; the first `num_stacks` axes stack kernels."""
+        stacks, rank = self.a.shape[:num_stacks], self.b.shape[num_stacks]
+        product = self.a.reshape(*stacks, -1, rank) @ self.b.reshape(*stacks, rank, -1)
+        return product.reshape(*self.a.shape[:-1], *self.b.shape[num_stacks + 1 :])
+
+
+def low_rank_parameters(
+    module: nn.Module,
+    lora: c.LoRA,
+    shape: tuple[int, ...],
+    logical_axes: str,
+    runtime: RuntimeConfig,
+    *,
+    dtype: DTypeLike,
+) -> LowRank:
+    """Declare A and B beside a module's kernel.
+
+    Args:
+        module: The module that owns the kernel.
+        lora: The adapters.
+        shape: Global shape of the kernel.
+        logical_axes: Names of its axes.
+        runtime: Run-time options.
+        dtype: Dtype of the result.
+
+    Returns:
+        The factors on this device.
+
+    Raises:
+        ValueError: The rank is larger than the kernel's inputs or outputs.
+    """
+    inputs, outputs = logical_axes.split(" -> ")
+    split = len(inputs.split())
+    stacks = int(inputs.startswith("experts"))
+    fan_in, fan_out = (int(np.prod(x)) for x in (shape[stacks:split], shape[split:]))
+    if lora.rank > min(fan_in, fan_out):
+        path = "/".join(module.path)
+        raise ValueError(
+            f"LoRA.rank must be at most the width of every target; got {lora.rank}, and {path} has "
+            f"{fan_in} inputs and {fan_out} outputs."
+        )
+
+    def draw_a(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -1.0, 1.0) / np.sqrt(fan_in)
+
+    a_shape, a_axes = (*shape[:split], lora.rank), f"{inputs} -> rank"
+    a = sharded_parameter(module, LORA_A, draw_a, a_shape, a_axes, runtime, dtype=dtype)
+    b_shape = (*shape[:stacks], lora.rank, *shape[split:])
+    b_axes, zeros = f"{'experts ' * stacks}rank -> {outputs}", nn.initializers.zeros
+    b = sharded_parameter(module, LORA_B, zeros, b_shape, b_axes, runtime, dtype=dtype)
+    # Each device has a part of the outputs, or of the inputs: gradients of A, or of B, are summed.
+    tensor = runtime.mesh_axes.tensor
+    if SHARDED_OVER_TENSOR & set(outputs.split()):
+        a = F.copy_to_tensor_parallel(a, tensor)
+    if SHARDED_OVER_TENSOR & set(inputs.split()):
+        b = F.copy_to_tensor_parallel(b, tensor)
+    return LowRank(a, b)
+
+
+def adapt_kernel(
+    module: nn.Module,
+    lora: c.LoRA,
+    kernel: Float[Array, "..."],
+    shape: tuple[int, ...],
+    logical_axes: str,
+    runtime: RuntimeConfig,
+) -> Float[Array, "..."]:
+    """Add the adapter's update to a kernel of which rows or statistics are used."""
+    factors = low_rank_parameters(module, lora, shape, logical_axes, runtime, dtype=kernel.dtype)
+    return kernel + factors.product() * jnp.asarray(lora.scale, kernel.dtype)
+
+
+def adapt_output(
+    module: nn.Module,
+    lora: c.LoRA,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    shape: tuple[int, ...],
+    logical_axes: str,
+    runtime: RuntimeConfig,
+) -> Float[Array, "..."]:
+    """Return x times the adapted kernel; x and the kernel have the same dtype."""
+    axes = parse_logical_axes(logical_axes).num_input_axes
+    names = logical_axes.split()
+    tensor = runtime.mesh_axes.tensor if names[0] in SHARDED_OVER_TENSOR else None
+    factors = low_rank_parameters(module, lora, shape, logical_axes, runtime, dtype=x.dtype)
+    inputs = apply_dropout(module, x, lora.dropout, runtime, axis_name=tensor)
+    update = F.linear(F.linear(inputs, factors.a, axes=axes), factors.b)
+    y = F.linear(x, kernel, axes=axes) + update * jnp.asarray(lora.scale, x.dtype)
+    if not lora.dora:
+        return y
+    merged = kernel.astype(jnp.float32) + lora.scale * factors.product().astype(jnp.float32)
+    square = jnp.sum(jnp.square(merged), axis=tuple(range(axes)))
+    length = jnp.sqrt(F.reduce_from_tensor_parallel(square, tensor))
+    outputs = " ".join(names[axes + 1 :]).replace("model", "features")
+    init_fn = lambda key, shape, dtype: length  # noqa: E731
+    magnitude = sharded_parameter(module, MAGNITUDE, init_fn, shape[axes:], outputs, runtime)
+    ratio = F.copy_to_tensor_parallel(magnitude, tensor) / jax.lax.stop_gradient(length)
+    return y * jnp.broadcast_to(ratio.astype(y.dtype), y.shape)
+
+
+def merge_lora(
+    config: c.TransformerConfig, params: Mapping[str, Any]
+) -> tuple[c.TransformerConfig, dict[str, Any]]:
+    """Merge the adapters into their kernels.
+
+    Args:
+        config: A model with an adapter, or without, which is returned as it is.
+        params: Its parameters.
+
+    Returns:
+        The model without adapters, and its parameters; merged kernels have the wider dtype of
+        kernel and adapter.
+    """
+    if (lora := config.adapter) is None:
+        return config, dict(params)
+    arrays = flatten_dict(params, sep="/")
+    merged = {path: x for path, x in arrays.items() if not is_adapter(path)}
+    for path in [path for path in arrays if path.endswith(f"/{LORA_A}")]:
+        module = path.removesuffix(LORA_A)
+        name = next(f"{module}{x}" for x in ("kernel", "embedding") if f"{module}{x}" in merged)
+        kernel, magnitude = merged[name], arrays.get(f"{module}{MAGNITUDE}")
+        merged[name] = _merge(lora, kernel, arrays[path], arrays[f"{module}{LORA_B}"], magnitude)
+    return replace(config, adapter=None), unflatten_dict(merged, sep="/")
+
+
+def _merge(lora: c.LoRA, kernel: Any, a: Any, b: Any, magnitude: Any) -> Array:
+    num_stacks = a.ndim + b.ndim - kernel.ndim - 2
+    factors = LowRank(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
+    total = jnp.asarray(kernel, jnp.float32) + lora.scale * factors.product(num_stacks)
+    if magnitude is not None:
+        inputs = tuple(range(num_stacks, a.ndim - 1))
+        length = jnp.sqrt(jnp.sum(jnp.square(total), axis=inputs, keepdims=True))
+        ratio = jnp.expand_dims(jnp.asarray(magnitude, jnp.float32), inputs) / length
+        total = total * jnp.broadcast_to(ratio, total.shape)
+    return total.astype(jnp.promote_types(kernel.dtype, a.dtype))
+
+
+def is_adapter(path: str) -> bool:
+    """Whether the parameter at this path is an adapter's."""
+    return path.rpartition("/")[2] in (LORA_A, LORA_B, MAGNITUDE)
+
+
+def trained_parameters(lora: c.LoRA | None, tree: Any) -> Any:
+    """Return the part of a tree of parameters that training changes: all without an adapter.
+
+    Args:
+        lora: The adapters of the model, `TransformerConfig.adapter`.
+        tree: A tree with the structure of the parameters, such as their `parameter_metadata`.
+
+    Returns:
+        The tree, or that of its adapters and of the parameters that `LoRA.trained` names.
+
+    Raises:
+        ValueError: No parameter has a name of `LoRA.trained`.
+    """
+    if lora is None:
+        return tree
+    leaves, names = flatten_dict(tree, sep="/"), lora.trained
+    paths = {name: [path for path in leaves if f"/{name}/" in f"/{path}/"] for name in names}
+    if missing := [name for name in names if not paths[name]]:
+        parts = sorted({part for path in leaves for part in path.split("/")})
+        raise ValueError(
+            f"No parameter has {', '.join(missing)} of LoRA.trained in its path; there are "
+            f"{', '.join(parts)}."
+        )
+    trained = {path for listed in paths.values() for path in listed}
+    return unflatten_dict(
+        {path: x for path, x in leaves.items() if path in trained or is_adapter(path)}, sep="/"
+    )
+
+
+def update_parameters(lora: c.LoRA | None, params: Any, trained: Any) -> Any:
+    """Return the parameters with those that training changes replaced."""
+    if lora is None:
+        return trained
+    leaves = flatten_dict(params, sep="/") | flatten_dict(trained, sep="/")
+    return unflatten_dict(leaves, sep="/")
+
+
+def cast_frozen(lora: c.LoRA | None, params: Any) -> Any:
+    """Return parameters or shapes in the dtypes of training: frozen ones in `LoRA.base_dtype`."""
+    if lora is None:
+        return params
+    frozen = jax.tree.map(partial(_cast, dtype=lora.base_dtype), params)
+    trained = jax.tree.map(partial(_cast, dtype="float32"), trained_parameters(lora, params))
+    return update_parameters(lora, frozen, trained)
+
+
+def _cast(x: Array | jax.ShapeDtypeStruct, dtype: str) -> Array | jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding)
+    return x.astype(dtype)

@@ -1,0 +1,210 @@
+"""Adapters as PEFT's folders: written, read, and against PEFT itself (mark `parity`)."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file, save_file
+
+from jaxformer import Transformer, zoo
+from jaxformer import config as c
+from jaxformer.interop import load_adapter, load_pretrained, save_adapter, save_pretrained
+from jaxformer.layers.lora import is_adapter, merge_lora
+
+LORA = c.LoRA(rank=2, alpha=3.0)
+# Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
+MODELS = ("llama-2-7b", "gpt-2-xl", "gpt-neox-20b", "phi-3-mini")
+TOKENS = jnp.arange(14).reshape(2, 7)
+
+
+def draw(config):
+    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
+    leaves = flatten_dict(params, sep="/")
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    drawn = {
+        path: x * 0.8 + 0.1 * jax.random.normal(key, x.shape) if is_adapter(path) else x
+        for (path, x), key in zip(leaves.items(), keys, strict=True)
+    }
+    return unflatten_dict(drawn, sep="/")
+
+
+def split(config, params):
+    leaves = flatten_dict(params, sep="/")
+    base = {path: x for path, x in leaves.items() if not is_adapter(path)}
+    return replace(config, adapter=None), unflatten_dict(base, sep="/")
+
+
+@pytest.fixture(params=MODELS)
+def adapted(request):
+    config = replace(zoo.get(request.param).tiny(), adapter=LORA)
+    return config, draw(config)
+
+
+def test_tensors_are_the_update_of_each_weight(adapted, tmp_path):
+    config, params = adapted
+    save_adapter(tmp_path / "adapter", config, params, base="base")
+    save_pretrained(tmp_path / "base", *split(config, params))
+    save_pretrained(tmp_path / "merged", *merge_lora(config, params))
+    base, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "merged"))
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "base"
+    changed = {name for name in base if not np.array_equal(base[name], merged[name])}
+    prefix, end = "base_model.model.", ".lora_A.weight"
+    names = {n.removeprefix(prefix).removesuffix(end) for n in tensors if n.endswith(end)}
+    assert {f"{name}.weight" for name in names} == changed
+    for name in names:
+        a, b = (tensors[f"{prefix}{name}.lora_{x}.weight"] for x in "AB")
+        rank = settings["rank_pattern"].get(name, settings["r"])
+        alpha = settings["alpha_pattern"].get(name, settings["lora_alpha"])
+        assert len(a) == rank
+        update = alpha / rank * b @ a
+        update = update.T if settings["fan_in_fan_out"] else update
+        expected = merged[f"{name}.weight"] - base[f"{name}.weight"]
+        np.testing.assert_allclose(update, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields", [{}, {"rslora": True}, {"dora": True}, {"targets": ("embedding", "head", "down")}]
+)
+def test_a_folder_is_read_as_it_was_written(adapted, tmp_path, fields):
+    config, _ = adapted
+    config = replace(config, adapter=replace(LORA, **fields))
+    if config.head.tied and "head" in config.adapter.targets:
+        config = replace(config, adapter=replace(LORA, targets=("down",)))
+    params = draw(config)
+    save_adapter(tmp_path / "adapter", config, params)
+    read_config, read = load_adapter(tmp_path / "adapter", *split(config, params))
+    logits = [
+        Transformer(config).apply({"params": params}, TOKENS)
+        for config, params in ((config, params), (read_config, read))
+    ]
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-5)
+    save_adapter(tmp_path / "again", read_config, read)
+    again = load_adapter(tmp_path / "again", *split(read_config, read))
+    np.testing.assert_allclose(
+        Transformer(again.config).apply({"params": again.params}, TOKENS), logits[0], atol=1e-5
+    )
+
+
+def test_layers_without_an_adapter_and_other_ranks_are_filled_with_zeros(tmp_path):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = {name: x for name, x in load_file(path).items() if ".layers.1." not in name}
+    wide = "base_model.model.model.layers.0.mlp.up_proj.lora_"
+    tensors[f"{wide}A.weight"] = np.concatenate([tensors[f"{wide}A.weight"]] * 2)
+    tensors[f"{wide}B.weight"] = np.concatenate([tensors[f"{wide}B.weight"]] * 2, axis=1)
+    save_file(tensors, path)
+    settings_path = tmp_path / "x" / "adapter_config.json"
+    settings = json.loads(settings_path.read_text()) | {
+        "rank_pattern": {"up_proj": 4},
+        "alpha_pattern": {"up_proj": 3.0},  # twice the update at half the scale
+    }
+    settings_path.write_text(json.dumps(settings))
+    read_config, read = load_adapter(tmp_path / "x", *split(config, params))
+    assert read_config.adapter.rank == 4
+    leaves = {
+        path: x.at[1].set(0) if is_adapter(path) else x
+        for path, x in flatten_dict(params, sep="/").items()
+    }
+    expected = Transformer(config).apply({"params": unflatten_dict(leaves, sep="/")}, TOKENS)
+    actual = Transformer(read_config).apply({"params": read}, TOKENS)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
+    config = zoo.get("llama-2-7b").tiny()
+    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
+    with pytest.raises(ValueError, match="needs a model with an adapter"):
+        save_adapter(tmp_path / "x", config, params)
+    for other, message in (
+        (replace(config, adapter=replace(LORA, trained=("head",))), "no tensors for .* head"),
+        (
+            replace(zoo.get("mixtral-8x7b").tiny(), adapter=replace(LORA, targets=("experts",))),
+            "PEFT has no form of the adapters decoder/layers/layer_0/feed_forward/experts/down",
+        ),
+    ):
+        adapted = Transformer(other).init(jax.random.key(0), TOKENS)["params"]
+        with pytest.raises(ValueError, match=message):
+            save_adapter(tmp_path / "x", other, adapted)
+        with pytest.raises(ValueError, match="save_pretrained has no tensors for adapters"):
+            save_pretrained(tmp_path / "x", other, adapted)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; it must be LORA"),
+        ({"bias": "all"}, "bias='all' is not supported; it must be 'none'"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+    ],
+)
+def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        load_adapter(tmp_path / "x", *split(config, params))
+
+
+def test_adapters_of_another_base_are_refused(tmp_path):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
+    save_adapter(tmp_path / "x", config, draw(config))
+    narrow = replace(config, feed_forward=(c.GLU(hidden_dim=8),), adapter=None)
+    for other, message in (
+        (narrow, r"adapter of model.layers.0.mlp.down_proj is .* Is it of another base model\?"),
+        (zoo.get("gpt-2-xl").tiny(), r"is no adapter of this model; its modules are .*c_attn"),
+    ):
+        params = Transformer(other).init(jax.random.key(0), TOKENS)["params"]
+        with pytest.raises(ValueError, match=message):
+            load_adapter(tmp_path / "x", other, params)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("fields", [{}, {"use_dora": True}, {"use_rslora": True}])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "phi3"])
+def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
+    reason = "compares with PEFT: pip install 'jaxformer[parity]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    peft = pytest.importorskip("peft", reason=reason)
+    sizes = {"vocab_size": 53, "hidden_size": 48, "intermediate_size": 29, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 6, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 52}
+    if name == "gpt2":
+        sizes = {"vocab_size": 53, "n_positions": 24, "n_embd": 36, "n_layer": 3, "n_head": 6}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(name, **sizes)
+    ).eval()
+    model.save_pretrained(tmp_path / "base")
+    options = peft.LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", **fields)
+    model = peft.get_peft_model(model, options).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "magnitude" in parameter_name:
+                parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
+            elif "lora_" in parameter_name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+        expected = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
+    logits = np.asarray(Transformer(config).apply({"params": params}, TOKENS))
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
+    save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    with torch.no_grad():
+        back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+    np.testing.assert_allclose(back, expected, atol=1e-5 * largest)

@@ -1,0 +1,268 @@
+"""Low-rank adapters: their formula, merging, what training changes, and meshes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxformer import config as c
+from jaxformer import costs, parallel, zoo
+from jaxformer.data import Batch
+from jaxformer.layers import Transformer
+from jaxformer.layers.lora import is_adapter, merge_lora
+from jaxformer.layers.parameter_metadata import parameter_metadata
+from jaxformer.parallel import MeshConfig, make_mesh, put_batch, trained_parameters
+from jaxformer.parallel.memory import estimate_memory
+from jaxformer.training import train_step as step
+from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
+from jaxformer.training.pmap_train_step import make_pmap_train_step
+from jaxformer.training.schedules import Constant
+
+BASE = c.TransformerConfig(
+    vocab_size=32,
+    model_dim=16,
+    num_layers=2,
+    attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
+    feed_forward=(c.GLU(hidden_dim=12),),
+)
+EXPERTS = replace(BASE, feed_forward=(c.MoE(expert=c.GLU(hidden_dim=12), num_experts=4, top_k=2),))
+LORA = c.LoRA(rank=2, alpha=3.0)
+EVERY_MAP = replace(LORA, targets=("query", "out", "experts", "router", "embedding", "head"))
+ADAPTED = {
+    "all-linear": replace(BASE, adapter=LORA),
+    "dora": replace(BASE, adapter=replace(LORA, dora=True, trained=("final_norm",))),
+    "experts": replace(EXPERTS, adapter=EVERY_MAP),
+}
+TOKENS = jnp.arange(24).reshape(2, 12)
+DATA = MeshConfig(data=1)
+
+
+def draw(config, seed=0):
+    """Parameters whose adapters change the model."""
+    params = Transformer(config).init(jax.random.key(seed), TOKENS)["params"]
+    leaves = flatten_dict(params, sep="/")
+    key = jax.random.key(seed + 1)
+    return unflatten_dict(
+        {
+            path: x * 0.8 + 0.1 * jax.random.normal(jax.random.fold_in(key, i), x.shape)
+            if is_adapter(path)
+            else x
+            for i, (path, x) in enumerate(leaves.items())
+        },
+        sep="/",
+    )
+
+
+def logits(config, params):
+    return Transformer(config).apply({"params": params}, TOKENS)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_new_adapter_changes_nothing(name):
+    config = ADAPTED[name]
+    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
+    leaves = flatten_dict(params, sep="/")
+    frozen = {path: x for path, x in leaves.items() if not is_adapter(path)}
+    base = logits(replace(config, adapter=None), unflatten_dict(frozen, sep="/"))
+    np.testing.assert_allclose(logits(config, params), base, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_merged_equals_adapted(name):
+    config, params = ADAPTED[name], draw(ADAPTED[name])
+    merged_config, merged = merge_lora(config, params)
+    assert merged_config == replace(config, adapter=None)
+    base = unflatten_dict(
+        {k: x for k, x in flatten_dict(params, sep="/").items() if not is_adapter(k)}, sep="/"
+    )
+    expected = logits(config, params)
+    assert np.abs(expected - logits(merged_config, base)).max() > 0.1
+    np.testing.assert_allclose(logits(merged_config, merged), expected, atol=1e-5)
+
+
+def test_the_formula_in_float64():
+    config = ADAPTED["dora"]
+    params = draw(config)
+    kernel, a, b, magnitude = (
+        np.asarray(params["decoder"]["layers"]["layer_0"]["attention"]["out"][name][1], np.float64)
+        for name in ("kernel", "lora_a", "lora_b", "lora_magnitude")
+    )
+    total = kernel + 3.0 / 2 * np.einsum("nhr,rd->nhd", a, b)
+    total *= magnitude / np.sqrt(np.square(total).sum((0, 1)))
+    merged = merge_lora(config, params)[1]["decoder"]["layers"]["layer_0"]["attention"]["out"]
+    np.testing.assert_allclose(merged["kernel"][1], total, atol=1e-6)
+    assert c.LoRA(rank=4, alpha=6.0, rslora=True).scale == 3.0
+
+
+def batch_of(rows, mesh):
+    tokens = np.random.default_rng(0).integers(0, 32, (rows, 9), dtype=np.int32)
+    positions = np.tile(np.arange(8, dtype=np.int32), (rows, 1))
+    segments = np.ones_like(positions)
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], positions, segments, segments > 0)
+    return put_batch(batch, mesh, rows)
+
+
+def optimizer_of(config, rule=AdamW()):  # noqa: B008
+    metadata = trained_parameters(config.adapter, parameter_metadata(config))
+    options = OptimizerConfig(schedule=Constant(peak=1e-2), optimizer=rule)
+    return make_optimizer(options, 10, metadata)
+
+
+def train(config, sizes, *, steps=2):
+    """Parameters before and after training on a mesh, and the state after it."""
+    mesh = make_mesh(sizes, jax.devices()[: np.prod(list(vars(sizes).values()))])
+    model, optimizer = Transformer(config), optimizer_of(config)
+    state = step.init_train_state(model, optimizer, jax.random.key(0), mesh)
+    before = flatten_dict(jax.device_get(state.params), sep="/")
+    update, batch = step.make_train_step(model, optimizer, mesh), batch_of(8, mesh)
+    for _ in range(steps):
+        state, _ = update(state, batch)
+    return before, flatten_dict(jax.device_get(state.params), sep="/"), state
+
+
+@pytest.mark.parametrize(
+    "name", ["dora", *(pytest.param(x, marks=pytest.mark.slow) for x in ("all-linear", "experts"))]
+)
+def test_training_changes_adapters_alone(name):
+    config = ADAPTED[name]
+    before, after, state = train(config, DATA)
+    trained = flatten_dict(trained_parameters(config.adapter, before), sep="/")
+    for path, x in before.items():
+        is_trained = is_adapter(path) or (name == "dora" and path == "decoder/final_norm/scale")
+        assert is_trained == (not np.array_equal(x, after[path])), path
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert sum(x.size for x in moments) == 2 * sum(x.size for x in trained.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize(
+    "sizes",
+    [MeshConfig(data=1, fsdp=2, tensor=2, context=2), MeshConfig(data=2, tensor=4)],
+    ids=str,
+)
+def test_a_mesh_trains_what_one_device_trains(name, sizes):
+    _, expected, _ = train(ADAPTED[name], DATA)
+    _, after, _ = train(ADAPTED[name], sizes)
+    for path, x in expected.items():
+        np.testing.assert_allclose(after[path], x, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.slow
+def test_pmap_trains_what_a_mesh_trains():
+    config = ADAPTED["all-linear"]
+    _, expected, _ = train(config, DATA, steps=1)
+    mesh, optimizer = make_mesh(DATA, jax.devices()[:1]), optimizer_of(config)
+    model = Transformer(config)
+    state = step.init_train_state(model, optimizer, jax.random.key(0), mesh)
+    batch = jax.tree.map(lambda x: jax.device_get(x)[None], batch_of(8, mesh))
+    devices = jax.device_count()
+    if devices > 1:
+        batch = jax.tree.map(lambda x: x.reshape(devices, -1, x.shape[-1]), batch)
+        state = parallel.put_replicated(state, make_mesh(MeshConfig(), jax.devices()))
+    state, _ = make_pmap_train_step(model, optimizer)(state, batch)
+    for path, x in flatten_dict(jax.device_get(state.params), sep="/").items():
+        np.testing.assert_allclose(x, expected[path], atol=2e-5, err_msg=path)
+
+
+def test_adapters_begin_on_the_parameters_that_are_passed():
+    config = replace(BASE, adapter=replace(LORA, dora=True, base_dtype="bfloat16"))
+    base = Transformer(BASE).init(jax.random.key(3), TOKENS)["params"]
+    expected = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16), np.float32), base)
+    kernel = expected["decoder"]["layers"]["layer_0"]["attention"]["query"]["kernel"]
+    mesh = make_mesh(DATA, jax.devices()[:1])
+    state = step.init_train_state(
+        Transformer(config), optimizer_of(config), jax.random.key(0), mesh, params=base
+    )
+    leaves = flatten_dict(state.params, sep="/")
+    for path, x in flatten_dict(expected, sep="/").items():
+        np.testing.assert_array_equal(np.asarray(leaves[path], np.float32), x)
+        assert leaves[path].dtype == jnp.bfloat16
+    query = state.params["decoder"]["layers"]["layer_0"]["attention"]["query"]
+    lengths = np.sqrt(np.square(kernel).sum(1))
+    np.testing.assert_allclose(query["lora_magnitude"], lengths, rtol=1e-2)
+    assert query["lora_a"].dtype == query["lora_magnitude"].dtype == jnp.float32
+    assert float(jnp.abs(query["lora_a"]).max()) <= 0.25 and not query["lora_b"].any()
+
+
+def test_memory_counts_what_is_trained():
+    config = replace(BASE, adapter=replace(LORA, base_dtype="bfloat16"))
+    adapters, base = costs.num_parameters(config), costs.num_parameters(BASE)
+    estimate = estimate_memory(config, {}, batch_size=1, length=8)
+    assert estimate.parameters == 2 * base + 4 * (adapters - base)
+    assert estimate.optimizer == 8 * (adapters - base)
+    assert estimate.gradients == 4 * (adapters - base)
+
+
+def test_muon_leaves_adapters_to_adam_unless_asked():
+    config = ADAPTED["all-linear"]
+    shapes = trained_parameters(LORA, parallel.abstract_parameters(config, None))
+    for roles, count in ((("kernel",), 2), (("kernel", "adapter"), 1)):
+        state = jax.eval_shape(optimizer_of(config, Muon(roles=roles)).init, shapes)
+        sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
+        assert sizes == count * sum(x.size for x in jax.tree.leaves(shapes))
+
+
+def test_dropout_is_on_in_training_only():
+    config = replace(BASE, adapter=replace(LORA, dropout=0.5))
+    params, model = draw(config), Transformer(config)
+    np.testing.assert_array_equal(
+        logits(config, params), logits(replace(BASE, adapter=LORA), params)
+    )
+    options = {"deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
+    assert not np.allclose(
+        model.apply({"params": params}, TOKENS, **options), logits(config, params)
+    )
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen-3-next-80b-a3b", "t5-small"])
+def test_models_of_other_kinds_have_adapters(name):
+    config = zoo.get(name).tiny()
+    adapted = replace(config, adapter=LORA)
+    paths = [path for path in flatten_dict(parameter_metadata(adapted), sep="/")]
+    adapters = {path.split("/")[-2] for path in paths if path.endswith("lora_a")}
+    assert {"query", "out", "down"} <= adapters and not {"router", "tokens", "head"} & adapters
+
+
+@pytest.mark.parametrize(
+    "adapter, message",
+    [
+        (
+            replace(LORA, targets=("q_proj",)),
+            "no linear map named q_proj for LoRA.targets; it has down, embedding, gate, head, key, "
+            "out, query, up, value",
+        ),
+        (
+            replace(LORA, rank=13),
+            r"LoRA.rank must be at most the width of every target; got 13, and "
+            r"decoder/layers/layer_0/attention/key has 16 inputs and 12 outputs",
+        ),
+    ],
+)
+def test_adapters_that_do_not_fit(adapter, message):
+    with pytest.raises(ValueError, match=message):
+        Transformer(replace(BASE, adapter=adapter)).init(jax.random.key(0), TOKENS)
+
+
+def test_trained_parameters_that_are_not_there():
+    adapter = replace(LORA, trained=("norms", "head"))
+    with pytest.raises(ValueError, match="No parameter has norms of LoRA.trained in its path"):
+        trained_parameters(adapter, parameter_metadata(replace(BASE, adapter=adapter)))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"rank": 0}, "rank must be positive; got 0"),
+        ({"alpha": 0.0}, "alpha must be positive; got 0.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
+        ({"targets": ()}, "targets must name at least one linear map; got none"),
+        ({"dora": True, "targets": ("query", "head")}, r"dora .* the targets \['head'\]"),
+    ],
+)
+def test_options_that_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        c.LoRA(**fields)
