@@ -9,9 +9,11 @@ import numpy as np
 from jaxformer import Transformer, zoo
 from jaxformer.config import (
     GLU,
+    MLP,
     Angles,
     Decay,
     DeepNorm,
+    ExpertLatent,
     GatedNorm,
     Hybrid,
     Latent,
@@ -142,6 +144,17 @@ LLAMA_VARIANTS = {
                 expert=GLU(hidden_dim=24),
                 num_experts=4,
                 shared=SharedExpert(expert=GLU(hidden_dim=40, bias=True), gated=True),
+            ),
+        ),
+    ),
+    "latent experts": replace(
+        TINY_LLAMA,
+        feed_forward=(
+            MoE(
+                expert=MLP(hidden_dim=24),
+                num_experts=4,
+                shared=SharedExpert(expert=MLP(hidden_dim=40)),
+                latent=ExpertLatent(latent_dim=20, bias=True),
             ),
         ),
     ),

@@ -40,6 +40,9 @@ def test_active_parameters():
     config = change(topology=both, feed_forward=(EXPERTS, c.GLU(hidden_dim=5)), num_layers=1)
     assert costs.num_active_parameters(config) == costs.num_parameters(config) - 3 * 3 * per_expert
     assert costs.num_active_parameters(BASE) == costs.num_parameters(BASE)
+    config = change(feed_forward=(replace(EXPERTS, latent=c.ExpertLatent(latent_dim=5)),))
+    unused = 3 * 3 * 3 * 5 * 7  # of three layers, three experts, three kernels
+    assert costs.num_active_parameters(config) == costs.num_parameters(config) - unused
 
 
 def llama(*, heads, kv_heads, model_dim, layers, hidden, vocab_size=32_000):
@@ -204,6 +207,10 @@ def test_flops_of_experts_and_transformer_xl():
     experts = c.MoE(expert=c.GLU(hidden_dim=F_), num_experts=8, top_k=2)
     mixed = replace(WIDE, feed_forward=(experts,))
     assert costs.forward_flops(mixed, T) == rest + 3 * 2 * T * (2 * 3 * D * F_ + 8 * D)
+    latent = replace(experts, latent=c.ExpertLatent(latent_dim=40))
+    mixed = replace(WIDE, feed_forward=(latent,))
+    per_token = 2 * 3 * 40 * F_ + 8 * D + 2 * 40 * D
+    assert costs.forward_flops(mixed, T) == rest + 3 * 2 * T * per_token
     relative = replace(WIDE, attention=replace(WIDE.attention, positions=(c.TransformerXL(),)))
     added = 3 * 2 * T * (D + T) * N * H
     assert costs.forward_flops(relative, T) == costs.forward_flops(WIDE, T) + added

@@ -29,6 +29,7 @@ from jaxformer.config.feed_forward import GLU as GLU
 from jaxformer.config.feed_forward import MLP as MLP
 from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
 from jaxformer.config.feed_forward import ExpertGroups as ExpertGroups
+from jaxformer.config.feed_forward import ExpertLatent as ExpertLatent
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.feed_forward import MoE as MoE
 from jaxformer.config.feed_forward import NoFeedForward as NoFeedForward

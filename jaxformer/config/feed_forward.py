@@ -10,7 +10,7 @@ from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
-from jaxformer.config.tiny import TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
+from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
 from jaxformer.functional.activations import ACTIVATIONS
 
 Dense = TypeVar("Dense", bound="DenseFeedForward")
@@ -284,6 +284,31 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertLatent:
+    """Projections around the experts, which read and write a latent narrower than the model.
+
+        y = up(sum of weights * expert(down(x)))
+
+    The router and a shared expert read x.
+
+    Attributes:
+        latent_dim: Width of the latent.
+        bias: Whether both projections have biases.
+
+    References:
+        NVIDIA, NVIDIA Nemotron 3: Efficient and Open Intelligence, 2025. arXiv:2512.20856
+        (LatentMoE)
+    """
+
+    latent_dim: int
+    bias: bool = False
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "latent_dim")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
@@ -293,6 +318,7 @@ class MoE(FeedForward):
         top_k: Experts per token, those with the largest scores.
         router: How experts are chosen and weighed: `Router` or `SparseMixer`.
         shared: An expert that every token meets; None has none.
+        latent: Latent that the experts read and write; None is the model width.
     """
 
     expert: MLP | GLU | ClampedGEGLU
@@ -300,6 +326,7 @@ class MoE(FeedForward):
     top_k: int = 2
     router: Router | SparseMixer = Router()
     shared: SharedExpert | None = None
+    latent: ExpertLatent | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -328,9 +355,15 @@ class MoE(FeedForward):
 
     is_moe = True
 
+    def expert_model_dim(self, model_dim: int) -> int:
+        """Width of the vectors that the experts read and write."""
+        return model_dim if self.latent is None else self.latent.latent_dim
+
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the router, the top_k experts and the shared one for `length` tokens."""
         flops = 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
+        if self.latent is not None:
+            flops += 4 * length * model_dim * self.latent.latent_dim
         if self.shared is not None:
             flops += self.shared.expert.flops(model_dim, length)
             flops += 2 * length * model_dim * self.shared.gated
@@ -338,12 +371,13 @@ class MoE(FeedForward):
 
     def expert_flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the top_k experts for `length` tokens."""
-        return self.top_k * self.expert.flops(model_dim, length)
+        return self.top_k * self.expert.flops(self.expert_model_dim(model_dim), length)
 
     def hidden_width(self, model_dim: int) -> int:
         """Outputs per token of the projections of a token's experts from the model width."""
         shared = 0 if self.shared is None else self.shared.expert.hidden_width(model_dim)
-        return self.top_k * self.expert.hidden_width(model_dim) + shared
+        latent = 0 if self.latent is None else self.latent.latent_dim
+        return self.top_k * self.expert.hidden_width(model_dim) + shared + latent
 
     def tiny(self) -> "MoE":
         """Return the option at test size."""
@@ -358,6 +392,7 @@ class MoE(FeedForward):
             top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
             router=router,
             shared=shared and replace(shared, expert=shared.expert.tiny()),
+            latent=self.latent and replace(self.latent, latent_dim=TINY_HEAD_DIM),
         )
 
 

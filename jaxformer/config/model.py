@@ -89,6 +89,8 @@ class TransformerConfig:
         adapter: Low-rank adapters of some linear maps; training then changes only these.
         model_type: Hugging Face model type to export, if several fit. Comparisons of configurations
             ignore it.
+        max_position_embeddings: Context length in the config.json of a loaded model, for exports of
+            this model type; RoPE itself has no limit. Comparisons ignore it.
 
     Example:
         >>> from jaxformer.config import GLU, MultiHead, TransformerConfig
@@ -124,6 +126,7 @@ class TransformerConfig:
     initialisation: Initialisation = Initialisation()
     adapter: LoRA | None = None
     model_type: str | None = field(default=None, compare=False, repr=False)
+    max_position_embeddings: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         check_fields(self)

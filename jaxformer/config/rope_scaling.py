@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.checks import FLOAT32_MAX, check_fields, require, require_positive
 
 Frequencies = Float[Array, " C"]
 
@@ -169,6 +169,7 @@ class Yarn(Scaling):
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "factor", "original_max_length", "beta_slow", "attention_factor")
+        _check_attention_factor(self)
         require(
             self.beta_fast > self.beta_slow,
             f"Yarn.beta_fast must exceed beta_slow; got {self.beta_fast} and {self.beta_slow}.",
@@ -218,6 +219,7 @@ class LongRope(Scaling):
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "original_max_length", "max_length", "attention_factor")
+        _check_attention_factor(self)
         require(
             self.original_max_length > 1 or self.attention_factor is not None,
             "LongRope.original_max_length must be above 1 without attention_factor; "
@@ -251,6 +253,16 @@ class LongRope(Scaling):
     def invalidates_cache(self, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
         """Whether the length is the first one with `long_factors`."""
         return length == self.original_max_length + 1
+
+
+def _check_attention_factor(scaling: Yarn | LongRope) -> None:
+    """Check that products of queries and keys, both multiplied by the factor, are finite."""
+    factor = scaling.attention_factor
+    require(
+        factor is None or factor**2 <= FLOAT32_MAX,
+        f"{type(scaling).__name__}.attention_factor multiplies queries and keys, so its square "
+        f"must be at most {FLOAT32_MAX:.2g}; got {factor}.",
+    )
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

@@ -49,7 +49,8 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
     for layer, _ in _layers(config):
         feed_forward: Any = layer.feed_forward
         if feed_forward.is_moe:
-            expert_size = feed_forward.expert.num_parameters(config.model_dim)
+            width = feed_forward.expert_model_dim(config.model_dim)
+            expert_size = feed_forward.expert.num_parameters(width)
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
     return num_parameters(config) - unused
 

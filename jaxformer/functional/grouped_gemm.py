@@ -237,6 +237,10 @@ def _vmap_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
             x if is_mapped else jnp.broadcast_to(x, (count, *x.shape))
             for x, is_mapped in zip(operands, mapped, strict=True)
         ]
+        if count == 0:
+            elements = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in batched)
+            one = jax.eval_shape(product, *elements)
+            return jnp.zeros((0, *one.shape), one.dtype), True
         flat_result = mappable(*(x.reshape(-1, *x.shape[2:]) for x in batched))
         return flat_result.reshape(count, -1, *flat_result.shape[1:]), True
 

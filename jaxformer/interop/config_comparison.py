@@ -20,7 +20,7 @@ def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
-    """The shortest equivalent configuration, without dropout, initializers and model_type.
+    """The shortest equivalent configuration, without dropout, initializers and what only files say.
 
     Args:
         config: A configuration.
@@ -54,6 +54,7 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
         dropout=c.Dropout(),
         initialisation=c.Initialisation(),
         model_type=None,
+        max_position_embeddings=None,
     )
 
 

@@ -11,6 +11,7 @@ from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
+FURTHER_LAYER_FIELDS = "num_nextn_predict_layers", "num_mtp_layers"  # 1 by default
 INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # RoPE frequencies in many checkpoints
 
 
@@ -59,9 +60,18 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_ignored(self, name: str, num_layers: int) -> bool:
-        """Whether a tensor is not a parameter of a model with so many layers."""
+    def is_ignored(self, name: str, num_layers: int, values: Mapping[str, Any]) -> bool:
+        """Whether a tensor is not a parameter of a model with so many layers.
+
+        Args:
+            name: The tensor.
+            num_layers: Layers of the model.
+            values: The config.json, which counts the layers that predict further tokens.
+        """
         layer = re.match(r"model\.layers\.(\d+)\.", name)
-        if self.predicts_further_tokens and layer and int(layer[1]) >= num_layers:
-            return True
+        if self.predicts_further_tokens and layer:
+            counts = (values.get(field) for field in FURTHER_LAYER_FIELDS)
+            further = next((count for count in counts if isinstance(count, int)), 1)
+            if num_layers <= int(layer[1]) < num_layers + further:
+                return True
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)

@@ -1,5 +1,6 @@
 """Load a Hugging Face folder: config.json to a configuration, tensors to parameters."""
 
+import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -30,6 +31,7 @@ from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_divisible, put_sharded, shardings
 
+LOG = logging.getLogger("jaxformer")
 ALIGNMENT = 64  # bytes; JAX on CPUs uses NumPy memory with this alignment without a copy
 PROGRESS_MIN_BYTES = 1 << 30
 MAX_READING_THREADS = 8  # each holds a tensor
@@ -103,12 +105,14 @@ def load_pretrained(
     hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
-    stored = _rename_keys(family, files.read_folder_headers(folder), folder, config.num_layers)
+    stored = _rename_keys(
+        family, files.read_folder_headers(folder), folder, config.num_layers, hf_config
+    )
     config = _resolve_tied_head(family, config, stored)
     config = config.unroll() if unroll else config
     shapes = parameter_shapes(config)
     check_size(stored, shapes, folder)
-    mapping = expand_mapping(family.mapping, config, shapes)
+    mapping = expand_mapping(family.mapping, config, shapes, stored=stored)
     check_tensors(family, mapping, stored, shapes, folder)
     param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
@@ -200,24 +204,40 @@ def build_config(
         file_note = f" The file has {', '.join(related)}." if related else ""
         raise ValueError(f"{where}: {error}{file_note}") from error
     reader.check(str(where), ignore, hint=remedy)
-    return replace(config, model_type=family.model_type)
+    text = values.get("text_config") or values  # of models that also read images
+    length = text.get("max_position_embeddings")
+    return replace(
+        config,
+        model_type=config.model_type or family.model_type,
+        max_position_embeddings=length if type(length) is int else None,
+    )
 
 
 def _rename_keys(
-    family: Family, stored: Mapping[str, files.StoredTensor], folder: Path, num_layers: int
+    family: Family,
+    stored: Mapping[str, files.StoredTensor],
+    folder: Path,
+    num_layers: int,
+    hf_config: Mapping[str, Any],
 ) -> dict[str, files.StoredTensor]:
     """Return the parameter tensors by renamed key."""
     renamed: dict[str, files.StoredTensor] = {}
-    twice = []
+    twice, left_out = [], []
     for name, where in stored.items():
         new_name = family.rename_key(name)
-        if family.is_ignored(new_name, num_layers):
+        if family.is_ignored(new_name, num_layers, hf_config):
+            left_out.append(name)
             continue
         if new_name in renamed:
             twice.append(f"{name} ({new_name})")
         renamed[new_name] = where
     if twice:
         raise ValueError(f"{folder} has the same tensors under two names: {', '.join(twice)}.")
+    if left_out:
+        LOG.info(
+            "%s: %d of %d tensors have no part in the logits of text and are left out: %s to %s",
+            *(folder, len(left_out), len(stored), min(left_out), max(left_out)),
+        )
     return renamed
 
 

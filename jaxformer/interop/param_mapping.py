@@ -4,7 +4,7 @@ A mapping has the rules of all models of a family. Rules for parameters that a m
 an untied head) do not apply to it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ class MappingRule:
         condition: Whether the rule applies to a model; None is all models with its parameters.
         kind: Attention kind of the layers that the rule applies to; None is all layers.
         last_hf_name: Name of the tensor of the last layer, if it is another.
+        alternative: Whether only some files have the tensor. It then replaces those of later rules
+            for the same parameters; it is not written.
     """
 
     hf_name: str
@@ -35,6 +37,7 @@ class MappingRule:
     condition: Callable[[c.TransformerConfig], bool] | None = None
     kind: type | None = None
     last_hf_name: str | None = None
+    alternative: bool = False
 
     @property
     def param_paths(self) -> tuple[str, ...]:
@@ -85,7 +88,11 @@ class TensorMapping(NamedTuple):
 
 
 def expand_mapping(
-    mapping: ParamMapping, config: c.TransformerConfig, param_shapes: Mapping[str, Shape]
+    mapping: ParamMapping,
+    config: c.TransformerConfig,
+    param_shapes: Mapping[str, Shape],
+    *,
+    stored: Container[str] = (),
 ) -> list[TensorMapping]:
     """Expand the rules for all layers and experts of one model.
 
@@ -93,6 +100,7 @@ def expand_mapping(
         mapping: Mapping of the family.
         config: The model.
         param_shapes: Shape of each parameter, by path.
+        stored: Names of the tensors that the file has, which decide on alternatives.
 
     Returns:
         One mapping per Hugging Face tensor.
@@ -106,6 +114,7 @@ def expand_mapping(
         for layer in range(num_layers):
             section, index = layer_path(stack_config, num_layers, layer)
             attention = stack_config.layer(layer).attention
+            replaced: set[str] = set()  # parameters
             for row in rows:
                 if row.kind is not None and not isinstance(attention, row.kind):
                     continue
@@ -113,6 +122,11 @@ def expand_mapping(
                 if layer == num_layers - 1 and row.last_hf_name is not None:
                     name = row.last_hf_name
                 name = name.replace("{layer}", str(layer)).replace("{next_layer}", str(layer + 1))
+                if replaced.intersection(row.param_paths) or (
+                    row.alternative and name not in stored
+                ):
+                    continue
+                replaced.update(row.param_paths if row.alternative else ())
                 transform, prefix = row.transform_for(stack_config), f"{stack}/{section}/"
                 tensor_mappings += _expand(row, transform, name, prefix, index, param_shapes)
     return tensor_mappings

@@ -50,7 +50,7 @@ def save_pretrained(
     The family is `config.model_type` (set by `load_pretrained`) if transformers includes it, else
     the first whose config.json represents `config`, which is checked by reading it back; dropout
     and initialisation are not saved. Files are written to a temporary folder that is renamed at the
-    end, so `folder` is never incomplete.
+    end, so `folder` is never incomplete. The context length of a loaded config.json is kept.
 
     Args:
         folder: Output folder; it must be absent or empty, unless `overwrite` is True.
@@ -58,8 +58,8 @@ def save_pretrained(
         params: The parameters, in the structure of the model's ``init``.
         dtype: Dtype of the saved tensors; None keeps that of each parameter.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
-        extra: More attributes of config.json, which take precedence: token ids, or
-            ``max_position_embeddings``, which RoPE models do not define.
+        extra: More attributes of config.json, which take precedence: token ids, or another
+            ``max_position_embeddings``.
         family: The model_type to save as; None chooses it as above.
         overwrite: Whether to replace a folder with a config.json, including all its files.
 
@@ -123,8 +123,7 @@ def check_output_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
             )
         if not any((folder / name).is_file() for name in MODEL_FILES):
             raise ValueError(
-                f"{folder} has no {' and no '.join(MODEL_FILES)}, so it is not a model folder and "
-                "is not overwritten."
+                f"{folder} has no config.json, so it is not a model folder and is not overwritten."
             )
     return folder
 
@@ -201,6 +200,8 @@ def choose_family(
                 continue
             values = {"architectures": [family.architecture], **NO_SPECIAL_TOKENS, **values}
             values["model_type"] = family.model_type
+            if config.max_position_embeddings and family.model_type == config.model_type:
+                values.setdefault("max_position_embeddings", config.max_position_embeddings)
             wrong = _round_trip_differences(config, family, values)
         except ValueError as error:
             refused.append(str(error))

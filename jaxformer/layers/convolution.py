@@ -7,19 +7,24 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import ConvolutionCache
+from jaxformer.layers.attention.core import local_kv_heads
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
 
 class Convolution(nn.Module):
-    """`F.causal_convolution` of [*batch, T, N, H]; heads are sharded over `tensor`."""
+    """`F.causal_convolution` of [*batch, T, N, H]; heads are sharded over `tensor`.
+
+    If `heads_axis` is "kv_heads", x has the heads that `local_kv_heads` leaves.
+    """
 
     num_heads: int
     head_dim: int
     width: int
     runtime: RuntimeConfig
     bias: bool = False
+    heads_axis: str = "heads"
 
     @nn.compact
     def __call__(
@@ -37,13 +42,16 @@ class Convolution(nn.Module):
             "kernel",
             initializer(taps),
             (self.width, *heads),
-            "features heads features",
+            f"features {self.heads_axis} features",
             runtime,
         )
         bias = None
         if self.bias:
-            zeros = nn.initializers.zeros
-            bias = sharded_parameter(self, "bias", zeros, heads, "heads features", runtime)
+            zeros, axes = nn.initializers.zeros, f"{self.heads_axis} features"
+            bias = sharded_parameter(self, "bias", zeros, heads, axes, runtime)
+        if self.heads_axis == "kv_heads":
+            kernel = local_kv_heads(kernel, self.num_heads, runtime)
+            bias = None if bias is None else local_kv_heads(bias, self.num_heads, runtime)
         layer_index = None if cache_update is None else cache_update.layer_index
         state = None
         if cache is not None:  # from [*batch, N, K - 1, H]

@@ -80,18 +80,58 @@ class FeedForward(nn.Module):
     def moe(self, x: Float[Array, "*batch T D"], option: c.MoE) -> Float[Array, "..."]:
         """Mixture of experts with a float32 router, and a shared expert if there is one."""
         tensor = self.runtime.mesh_axes.tensor
+        shared_x = F.copy_to_tensor_parallel(x.astype(self.runtime.dtype), tensor)
         output = F.mixture_of_experts(
-            F.copy_to_tensor_parallel(x.astype(self.runtime.dtype), tensor),
+            shared_x if option.latent is None else self.to_latent(shared_x, option.latent),
             self.route(x, option),
             GroupedExperts(self.config, option, self.runtime, name="experts"),
             num_experts=option.num_experts,
             axis_name=self.runtime.mesh_axes.expert,
             capacity_factor=self.runtime.expert_capacity_factor,
         )
+        if option.latent is not None:
+            output = self.from_latent(output, option.latent)
         if option.shared is not None:
             output = output + self.shared_expert(x, option.shared)
             output = output / 2 if option.shared.combination == "average" else output
         return output if self.keep_partial_sums else F.reduce_from_tensor_parallel(output, tensor)
+
+    def to_latent(
+        self, x: Float[Array, "*batch T D"], latent: c.ExpertLatent
+    ) -> Float[Array, "*batch T C"]:
+        """Project to the latent; each device computes a part, and all are gathered."""
+        init, tensor = self.config.initialisation, self.runtime.mesh_axes.tensor
+        y = Linear(
+            (latent.latent_dim,),
+            init.feed_forward_in or init.projection,
+            self.runtime,
+            "model -> hidden",
+            bias=latent.bias,
+            name="latent_down",
+        )(x)
+        return y if tensor is None else F.fsdp_all_gather(y, tensor, y.ndim - 1, y.dtype)
+
+    def from_latent(
+        self, x: Float[Array, "*batch T C"], latent: c.ExpertLatent
+    ) -> Float[Array, "*batch T D"]:
+        """Project partial sums from the latent to partial sums, a part of it on each device."""
+        init, tensor = self.config.initialisation, self.runtime.mesh_axes.tensor
+        if tensor is not None:
+            x = jax.lax.psum_scatter(
+                x.astype(jnp.float32), tensor, scatter_dimension=x.ndim - 1, tiled=True
+            )
+        up = Linear(
+            (self.config.model_dim,),
+            init.feed_forward_out or init.projection,
+            self.runtime,
+            "hidden -> model",
+            input_shape=(latent.latent_dim,),
+            bias=latent.bias,
+            init_divisor=self.config.residual_init_divisor,
+            keep_partial_sums=True,
+            name="latent_up",
+        )
+        return up(x)
 
     def route(self, x: Float[Array, "*batch T D"], option: c.MoE) -> F.Routing:
         """Choose and weigh the experts of each token, in float32."""
@@ -157,7 +197,7 @@ class GroupedExperts(nn.Module):
         self, rows: Float[Array, "R D"], group_sizes: Int[Array, " E"]
     ) -> Float[Array, "R D"]:
         expert, init = self.option.expert, self.config.initialisation
-        width, count = self.config.model_dim, self.option.num_experts
+        width, count = rows.shape[-1], self.option.num_experts
         rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
         kernel_init = init.feed_forward_in or init.projection
         projections = {
@@ -180,7 +220,7 @@ class GroupedExperts(nn.Module):
             self.runtime,
             init.feed_forward_out or init.projection,
             bias=expert.bias,
-            init_divisor=self.config.residual_init_divisor,
+            init_divisor=1.0 if self.option.latent else self.config.residual_init_divisor,
             name="down",
         )
         return down(hidden, group_sizes)

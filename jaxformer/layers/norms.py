@@ -43,9 +43,7 @@ class Norm(nn.Module):
             scale = norm_parameter("scale", init_fn) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
             bias = norm_parameter("bias", nn.initializers.zeros)
-        axis_name = None
-        if self.num_heads is None:
-            axis_name = logical_to_mesh_axis(
-                parse_logical_axes(logical_axes).names[-1], num_features, self.runtime.mesh_axes
-            )
+        axis_name = logical_to_mesh_axis(
+            parse_logical_axes(logical_axes).names[-1], num_features, self.runtime.mesh_axes
+        )
         return cfg(x, scale, bias, axis_name=axis_name)

@@ -281,6 +281,8 @@ def _feed_forward_sizes(
         if feed_forward.shared is not None:
             width = feed_forward.shared.expert.hidden_dim
             yield "hidden_dim of the shared expert", width, "tensor"
+        if feed_forward.latent is not None:
+            yield "latent_dim", feed_forward.latent.latent_dim, "tensor"
         feed_forward = feed_forward.expert
     if feed_forward.input_projections:
         yield "hidden_dim", feed_forward.hidden_dim, "tensor"

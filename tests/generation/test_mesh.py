@@ -65,6 +65,7 @@ CASES = [
     ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("shared", "sample", dict(tensor=4, data=2)),
     ("latent", "beam", dict(tensor=2, fsdp=2, data=2)),
+    ("bamba-9b", "greedy", dict(tensor=4, data=2)),  # more devices than key heads
 ]
 MORE = [
     ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),

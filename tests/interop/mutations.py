@@ -11,6 +11,7 @@ from jaxformer.config import (
     BlockSparse,
     ClampedGEGLU,
     ExpertGroups,
+    ExpertLatent,
     GatedNorm,
     Latent,
     LayerNorm,
@@ -77,15 +78,19 @@ def router(**fields):
     )
 
 
-def router_somewhere(**fields):
-    """Change the router of the layers that have one."""
+def moe_somewhere(change):
+    """Change the layers that have experts."""
     return lambda config: replace(
         config,
         feed_forward=tuple(
-            replace(layer, router=replace(layer.router, **fields)) if layer.is_moe else layer
-            for layer in config.feed_forward
+            change(layer) if layer.is_moe else layer for layer in config.feed_forward
         ),
     )
+
+
+def router_somewhere(**fields):
+    """Change the router of the layers that have one."""
+    return moe_somewhere(lambda layer: replace(layer, router=replace(layer.router, **fields)))
 
 
 def rope(**fields):
@@ -280,6 +285,10 @@ MUTATIONS = {
         "cohere2_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
     ),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
+    "biases of the latent of experts": Mutation(
+        "nemotron_h_latent",
+        moe_somewhere(lambda layer: replace(layer, latent=ExpertLatent(latent_dim=9))),
+    ),
     "bias of the choice in layers of experts": Mutation(
         "nemotron_h", router_somewhere(selection_bias=False)
     ),

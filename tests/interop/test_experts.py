@@ -73,8 +73,8 @@ def test_shared_experts_are_one_as_wide_as_they_together():
     without = config_from_fields("ernie4_5_moe", moe_num_shared_experts=0, use_bias=False)
     assert without.layer(1).feed_forward.shared is None and not without.head.bias
     family, _ = choose_family(config, {}, "ernie4_5_moe")
-    assert family.is_ignored("model.mtp_linear_proj.0.weight", config.num_layers)
-    assert not family.is_ignored("model.layers.3.mlp.gate.weight", config.num_layers)
+    assert family.is_ignored("model.mtp_linear_proj.0.weight", config.num_layers, {})
+    assert not family.is_ignored("model.layers.3.mlp.gate.weight", config.num_layers, {})
 
 
 def test_released_glm_lite():
@@ -248,6 +248,14 @@ def test_layers_are_written_by_their_types(kind):
         ("deepseek_v3", {**MHA, "qk_nope_head_dim": -64}, "qk_nope_head_dim = -64: expected 1 or"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0: expected a number ab"),
         ("gpt_neox", {"num_attention_heads": 0}, "num_attention_heads = 0: expected 1 or more"),
+        (
+            "cohere2_moe",
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_theta": 2e4},
+            },
+            "rope_scaling = .*: transformers ignores it in this family, and the other fields say",
+        ),
         ("cohere2_moe", {"mlp_layer_types": MIXED}, "mlp_layer_types = .* for all 4 layers"),
         ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn = 'tanh': expected"),
         ("cohere2_moe", {"use_parallel_block": False}, "use_parallel_block = False: .* True"),

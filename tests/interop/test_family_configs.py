@@ -251,7 +251,7 @@ def test_what_qwen_3_next_says():
     assert config.attention.kinds[3].positions == (Rope(fraction=0.25),)
     assert costs.num_parameters(config) == 79_674_391_296
     assert costs.num_active_parameters(config) == 3_874_929_408
-    assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48)
+    assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48, {})
     with pytest.raises(ValueError, match="attention_bias = True: not supported"):
         config_from_fields("qwen3_next", attention_bias=True, **fields)
     with pytest.raises(ValueError, match="linear_attention and full_attention for 48 layers"):
@@ -475,7 +475,7 @@ def test_what_nemotron_3_nano_says():
     assert family.model_type == "nemotron_h"
     assert build_config(family, values, where="") == config
     refused = {
-        "moe_latent_size = 16: experts in a latent are not supported": {"moe_latent_size": 16},
+        "ExpertLatent.latent_dim must be positive; got 0": {"moe_latent_size": 0},
         "n_shared_experts = 2: not supported": {"n_shared_experts": 2},
         r"time_step_limit = \[0.0, 0.1\]: steps are limited by time_step_min alone": {
             "time_step_limit": [0.0, 0.1]

@@ -1,4 +1,5 @@
 import json
+import logging
 import re
 import tracemalloc
 
@@ -15,6 +16,8 @@ from jaxformer.config import GLU, MultiHead, TransformerConfig
 from jaxformer.generation import unroll
 from jaxformer.interop import load, load_config, load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
+from tests.interop.golden_files import read_golden
+from tests.interop.golden_files import write_folder as write_golden
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 from tests.small_models import random_params
 
@@ -125,6 +128,62 @@ def test_layers_after_the_last_whole_pattern_stand_in_the_tail(tmp_path):
     leaves = jax.tree.leaves(decoder["tail"]["layer_0"])
     assert len(leaves) == 13
     assert all((x == 4).all() for x in leaves)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_qwen_with_images_is_its_text_model(name, tmp_path, caplog):
+    """As published: with tensors for images and further tokens, and experts in two tensors."""
+    golden = read_golden(name)
+    text_config, text = load_pretrained(write_golden(golden, tmp_path / "text"))
+    tensors = {
+        key.replace("model.", "model.language_model.", 1): x for key, x in golden.tensors.items()
+    }
+    for i in range(text_config.num_layers if "moe" in name else 0):
+        prefix = f"model.language_model.layers.{i}.mlp.experts"
+        gate, up, down = (
+            np.stack(
+                [
+                    tensors.pop(f"{prefix}.{expert}.{part}_proj.weight")
+                    for expert in range(text_config.feed_forward[0].num_experts)
+                ]
+            )
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{prefix}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{prefix}.down_proj"] = down
+    tensors |= {"model.visual.pos_embed.weight": np.zeros(3, np.float32)}
+    tensors |= {"mtp.fc.weight": np.zeros(3, np.float32)}
+    mtp = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    gates = {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
+    values = {
+        "model_type": name,
+        "text_config": golden.config | gates | mtp,
+        "vision_config": {"depth": 1},
+        "tie_word_embeddings": golden.config["tie_word_embeddings"],
+        "language_model_only": False,
+        "image_token_id": 5,
+    }
+    with caplog.at_level(logging.INFO, logger="jaxformer"):
+        config, params = load_pretrained(write_folder(tmp_path / "images", values, tensors))
+    assert f"2 of {len(tensors)} tensors have no part in the logits of text" in caplog.text
+    assert config == text_config and config.model_type == f"{name}_text"
+    jax.tree.map(np.testing.assert_array_equal, params, text)
+
+
+@pytest.mark.parametrize("length", [300, None])
+def test_the_context_length_of_a_loaded_file_is_saved(length, tmp_path, tensors):
+    """As the same model type, unless `extra` says otherwise."""
+    fields = {} if length is None else {"max_position_embeddings": length}
+    config, params = load_pretrained(write_folder(tmp_path / "x", LLAMA | fields, tensors))
+
+    def saved(name, **options):
+        save_pretrained(tmp_path / name, config, params, **options)
+        return json.loads((tmp_path / name / "config.json").read_text())
+
+    assert saved("same").get("max_position_embeddings") == length
+    other = saved("other", extra={"max_position_embeddings": 9})
+    assert other["max_position_embeddings"] == 9
+    assert "max_position_embeddings" not in saved("mistral", family="mistral")
 
 
 def test_experts_stand_side_by_side(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import logging
 import math
 import re
 
@@ -16,6 +17,7 @@ from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.parallel import MeshConfig, make_mesh
+from tests.interop.golden_files import read_golden
 from tests.interop.numpy_folders import LLAMA, write_folder
 
 SINGLE = r"model\.safetensors"
@@ -183,6 +185,34 @@ def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
         r"2 tensors have the wrong shape: .*lm_head\.weight is \[12, 13\], not \[13, 12\].*\n"
         r"1 tensors have no floating-point .*: model\.layers\.1\.mlp\.gate_proj\.weight is I8\.$",
     )
+
+
+def with_further_layers(count):
+    """Config.json and tensors of DeepSeek V3 with copies of its last layer after the last one."""
+    golden = read_golden("deepseek_v3")
+    num_layers, tensors = golden.config["num_hidden_layers"], dict(golden.tensors)
+    last = {name: x for name, x in tensors.items() if f"layers.{num_layers - 1}." in name}
+    for i in range(num_layers, num_layers + count):
+        tensors |= {name.replace(f".{num_layers - 1}.", f".{i}.", 1): x for name, x in last.items()}
+    return golden.config, tensors, len(last)
+
+
+def test_layers_beyond_those_that_predict_further_tokens(refused, tmp_path):
+    """One of them by default; a file with more has another num_hidden_layers."""
+    values, tensors, added = with_further_layers(2)
+    values = {key: x for key, x in values.items() if key != "num_nextn_predict_layers"}
+    more = rf"{added} tensors do not belong to a deepseek_v3 .*: model\.layers\.3\."
+    assert refused(write_folder(tmp_path / "default", values, tensors), more)
+    values |= {"num_nextn_predict_layers": 1}
+    assert refused(write_folder(tmp_path / "one", values, tensors), more)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path, caplog):
+    values, tensors, added = with_further_layers(2)
+    values |= {"num_nextn_predict_layers": 2}
+    with caplog.at_level(logging.INFO, logger="jaxformer"):
+        load_pretrained(write_folder(tmp_path / "x", values, tensors))
+    assert f"{2 * added} of {len(tensors)} tensors have no part in the logits" in caplog.text
 
 
 def test_a_tensor_under_two_names(refused, tmp_path):

@@ -130,6 +130,7 @@ def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
 
 RECURRENT = (
     *("bamba", "mamba2", "granitemoehybrid", "granitemoehybrid_dense", "nemotron_h"),
+    "nemotron_h_latent",
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),
 )
 

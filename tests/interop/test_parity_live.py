@@ -158,6 +158,8 @@ SIZES = {
     "nemotron_h": {"vocab_size": 53, "hidden_size": 36, "num_attention_heads": 6}
     | {"layers_block_type": None, "hybrid_override_pattern": "MM*E-", "mlp_bias": True}
     | {"use_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    "nemotron_h_latent": {"vocab_size": 53, "hidden_size": 36, "num_attention_heads": 6}
+    | {"mlp_bias": False, "moe_latent_size": 13},
     "mamba2": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2, "head_dim": 12}
     | {"n_groups": 3, "use_bias": True, "use_conv_bias": True, "time_step_limit": (0.2, 0.9)},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
@@ -219,6 +221,30 @@ def test_logits_both_ways(name, tmp_path):
         return  # transformers has no class for these
     save_pretrained(tmp_path / "ours", config, params)
     again = load_by_transformers(tmp_path / "ours", model)
+    np.testing.assert_allclose(
+        references.logits(again, ids), expected, rtol=0, atol=tolerance(name)
+    )
+
+
+@pytest.mark.parametrize("name, kind", [("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe")])
+def test_the_text_model_of_qwen_with_images(name, kind, tmp_path):
+    text = references.build(name, seed=SEED)
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2}
+    vision |= {"patch_size": 2, "num_position_embeddings": 16}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text.config.to_dict(),
+        vision_config=vision | {"out_hidden_size": text.config.hidden_size},
+    )
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    model.save_pretrained(tmp_path / "theirs")
+    ids = references.tokens(text, LENGTH, source_length=SOURCE_LENGTH, batch=BATCH, seed=SEED)
+    expected = references.logits(text, ids)
+    config, params = load_pretrained(tmp_path / "theirs")
+    np.testing.assert_allclose(ours(config, params, ids), expected, rtol=0, atol=tolerance(name))
+    save_pretrained(tmp_path / "ours", config, params)
+    again = load_by_transformers(tmp_path / "ours", text)
     np.testing.assert_allclose(
         references.logits(again, ids), expected, rtol=0, atol=tolerance(name)
     )

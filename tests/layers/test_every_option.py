@@ -16,6 +16,7 @@ from jaxformer.config import (
     Decay,
     Embedding,
     ExpertGroups,
+    ExpertLatent,
     Fire,
     GatedNorm,
     Hybrid,
@@ -63,6 +64,7 @@ GROUPED = MoE(
         scale=2.5,
     ),
     shared=SharedExpert(expert=GLU(hidden_dim=7, bias=True), gated=True, combination="average"),
+    latent=ExpertLatent(latent_dim=6, bias=True),
 )
 MIXED = MoE(expert=GLU(hidden_dim=5), num_experts=5, router=SparseMixer(jitter=0.3))
 OPTIONS = {  # of attention where its name is there, else of the model

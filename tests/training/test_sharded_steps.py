@@ -65,6 +65,7 @@ SELDOM = [
     ("scaled queries", dict(fsdp=2, context=2, tensor=2), {}),
     ("gated delta", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
     ("mamba 2", dict(data=2, context=2, tensor=2), {}),
+    ("bamba-9b", dict(context=2, tensor=4), {}),  # one key head, which all devices have
     ("kimi delta", dict(context=2, tensor=4), {}),
     ("lightning", dict(fsdp=2, context=2, tensor=2), {}),
     ("lfm-2.5-1.2b", dict(context=4, tensor=2), {}),  # convolutions
@@ -192,11 +193,12 @@ def test_a_step_on_many_devices_is_the_step_on_one(case):
     assert_same_training(train(*case), on_one_device(name, **alone))
 
 
+@pytest.mark.parametrize("name", ["shared expert", "latent experts"])
 @pytest.mark.slow
-def test_a_shared_expert_is_added_once():
+def test_a_shared_expert_is_added_once(name):
     """With the biases of its last layer, which every device has whole."""
-    case = "shared expert", dict(fsdp=2, expert=2, tensor=2), {}
-    assert_same_training(train(*case), on_one_device("shared expert"))
+    case = name, dict(fsdp=2, expert=2, tensor=2), {}
+    assert_same_training(train(*case), on_one_device(name))
 
 
 def messages(name, sizes, how):

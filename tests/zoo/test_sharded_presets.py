@@ -53,9 +53,7 @@ def test_every_design_spreads(name):
     mixtures = [choice for choice in choices if isinstance(choice, MoE)]
     needs_rows = any(moe.router.capacity is not None for moe in mixtures)
     second, third = "data" if needs_rows else "context", "expert" if mixtures else "fsdp"
-    heads = [layer.attention.indivisible_heads(2) for layer in config.distinct_layers]
-    first = "data" if any(heads) else "tensor"
-    loss, gradients = gradient(config, **{first: 2, second: 2, third: 2})
+    loss, gradients = gradient(config, **{"tensor": 2, second: 2, third: 2})
     true_loss, true_gradients = gradient(config, data=1)
     np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
     leaves = jax.tree.leaves(true_gradients)

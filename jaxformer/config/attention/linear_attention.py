@@ -210,9 +210,17 @@ class LinearAttention(RecurrentDefaults):
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key heads cannot be sharded over `tensor`; None if they can."""
-        if self.num_key_heads % tensor == 0:
+        count = self.num_key_heads
+        if count % tensor == 0:
             return None
-        return f"num_key_heads {self.num_key_heads} is not divisible by tensor {tensor}"
+        if tensor % count:
+            return f"num_key_heads {count} and tensor {tensor}: one must be a multiple of the other"
+        if count > 1 and self.output.norm is not None and self.output.over == "group":
+            return (
+                f"num_key_heads {count} with a norm of each group cannot be sharded over "
+                f"tensor {tensor}"
+            )
+        return None
 
     def attention_flops(
         self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
@@ -245,7 +253,8 @@ class LinearAttention(RecurrentDefaults):
         self, model_dim: int, positions: Positions | None, tensor: int
     ) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
-        values, keys = self.heads_width / tensor, self.keys_width / tensor
+        values = self.heads_width / tensor
+        keys = self.keys_width / min(tensor, self.num_key_heads)
         has_gate = self.output.activation is not None
         repeated = self.num_heads * self.key_dim / tensor
         return ActivationWidths(

@@ -23,6 +23,7 @@ from jaxformer.functional.attention.online_softmax import (
     PartialAttention,
     combine_partial_attention,
     finish_partial_attention,
+    finite_sinks,
     log_denominator,
     partial_attention,
     sinks_gradient,
@@ -202,7 +203,7 @@ def split_sinks(
     """Split sinks into those of each `HeadGroup`, varying over the same mesh axes."""
     if sinks is None:
         return None
-    by_group = sinks.reshape(num_kv_heads, -1)
+    by_group = finite_sinks(sinks).reshape(num_kv_heads, -1)
     count = len(groups.query) // num_kv_heads
     return pvary_like(jnp.tile(by_group, (count, 1)), groups.query)
 

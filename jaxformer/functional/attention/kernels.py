@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.cudnn import CudnnKernel, SegmentedCudnnKernel
 from jaxformer.functional.attention.lazy_masks import AttentionMask, MaskRule
+from jaxformer.functional.attention.online_softmax import finite_sinks
 from jaxformer.functional.attention.scores import resolve_scale
 from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.external_kernels import (
@@ -75,6 +76,7 @@ def _attend_flat_batch(
 ) -> Any:
     """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
     flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    sinks = None if sinks is None else finite_sinks(sinks)
     kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3]), sinks
     output = kernel_attention(kernel, *pvary_like(kernel_args, kernel_args))
     return output.reshape(query.shape)

@@ -106,6 +106,11 @@ def log_denominator(partial: PartialAttention) -> Float32[Array, "*batch T"]:
     return jnp.where(partial.denominator > 0, partial.max_score + jnp.log(denominator), NEG_INF)
 
 
+def finite_sinks(sinks: Float[Array, "..."]) -> Float32[Array, "..."]:
+    """Sinks in float32, infinity replaced by the largest number: infinity minus itself is NaN."""
+    return jnp.minimum(sinks.astype(jnp.float32), jnp.finfo(jnp.float32).max)
+
+
 @typechecked
 def add_sinks(
     output: Float[Array, "*batch T Hv"],

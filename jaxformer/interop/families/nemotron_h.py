@@ -59,6 +59,8 @@ TABLE = ParamMapping(
             *linear_rules(f"{MIXER}.down_proj", "feed_forward/down"),
             *expert_rules(MIXER),
             *shared_rules(f"{MIXER}.shared_experts"),
+            *linear_rules(f"{MIXER}.fc1_latent_proj", "feed_forward/latent_down"),
+            *linear_rules(f"{MIXER}.fc2_latent_proj", "feed_forward/latent_up"),
             MappingRule(f"{MIXER}.gate.e_score_correction_bias", "feed_forward/selection_bias"),
         )
     },
@@ -127,8 +129,6 @@ def _read_mlp(reader: ConfigReader, width_name: str, width: int) -> c.MLP:
 def _read_moe(reader: ConfigReader) -> c.MoE:
     """Experts without a gate, beside a shared one."""
     reader.require_value("n_shared_experts", 1)
-    if "moe_latent_size" in reader:
-        reader.add_problem("moe_latent_size", "experts in a latent are not supported.")
     groups, top_k_groups = reader.integer("n_group", 1), reader.integer("topk_group", 1)
     router = c.Router(
         score="sigmoid",
@@ -139,12 +139,16 @@ def _read_moe(reader: ConfigReader) -> c.MoE:
     )
     expert = replace(_read_mlp(reader, "moe_intermediate_size", 7688), bias=False)
     shared = _read_mlp(reader, SHARED_WIDTH, 7688)
+    latent, latent_dim = None, reader.optional_integer("moe_latent_size")
+    if latent_dim is not None:
+        latent = c.ExpertLatent(latent_dim=latent_dim, bias=shared.bias)
     return c.MoE(
         expert=expert,
         num_experts=reader.integer("n_routed_experts", 8),
         top_k=reader.integer("num_experts_per_tok", 2),
         router=router,
         shared=c.SharedExpert(expert=shared),
+        latent=latent,
     )
 
 
@@ -202,6 +206,7 @@ def _write_moe(moe: c.MoE) -> dict[str, Any]:
     return {
         **({} if shared is None else _write_mlp(shared.expert, SHARED_WIDTH)),
         "moe_intermediate_size": moe.expert.hidden_dim,
+        "moe_latent_size": None if moe.latent is None else moe.latent.latent_dim,
         "n_routed_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,
         "n_group": 1 if groups is None else groups.num_groups,

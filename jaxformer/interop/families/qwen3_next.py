@@ -1,4 +1,7 @@
-"""Qwen 3 Next and Qwen 3.5: three layers of gated DeltaNet for one of gated attention."""
+"""Qwen 3 Next and Qwen 3.5: three layers of gated DeltaNet for one of gated attention.
+
+Of Qwen 3.5 with images the text model is read.
+"""
 
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
@@ -12,7 +15,13 @@ from jaxformer.interop.families.llama_like_family import LlamaLike
 from jaxformer.interop.families.llama_like_options import NORM_RULES, OneRope
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
+from jaxformer.interop.transforms import (
+    ConvolutionKernel,
+    ExpertKernels,
+    Fused,
+    FusedPerGroup,
+    Transform,
+)
 
 PREFIX = f"{p.LAYER_PREFIX}.linear_attn"
 PARTS = ("query", "key", "value")
@@ -61,15 +70,34 @@ PROJECTIONS = (
 )
 
 
+EXPERTS_PATH = "feed_forward/experts"
+STACKED_EXPERTS = (  # as published; transformers writes a tensor per expert
+    MappingRule(
+        f"{p.LAYER_PREFIX}.mlp.experts.gate_up_proj",
+        (f"{EXPERTS_PATH}/gate/kernel", f"{EXPERTS_PATH}/up/kernel"),
+        Fused(part=ExpertKernels(), axis=1),
+        alternative=True,
+    ),
+    MappingRule(
+        f"{p.LAYER_PREFIX}.mlp.experts.down_proj",
+        f"{EXPERTS_PATH}/down/kernel",
+        ExpertKernels(),
+        alternative=True,
+    ),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoE(QwenMoE):
     """Renormalised experts and a shared one in every layer."""
+
+    rules = (*STACKED_EXPERTS, *QwenMoE.rules)
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The experts."""
         for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1)):
             reader.require_value(name, value)
-        reader.require_value("mlp_only_layers", None)
+        reader.require_value("mlp_only_layers", [])
         return super().read(reader, bias=bias)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -107,6 +135,10 @@ class QwenHybrid(LlamaLike):
         if section is not None and self.has_image_positions:
             for name in ("mrope_section", "mrope_interleaved"):
                 section.get(name)
+        for name in ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
+            reader.get(name)  # states are float32; multi-token prediction is left out
+        reader.require_value("attn_output_gate", True)
+        reader.require_value("output_gate_type", "swish", "silu")
         reader.require_value("attention_bias", False)
         config = super().read(reader)
         norm = replace(config.norm, scale_offset=1.0)
@@ -148,6 +180,28 @@ class QwenHybrid(LlamaLike):
         return {**fields, **sizes, "layer_types": types}
 
 
+def with_images(text: Family) -> Family:
+    """The family of models that also read images, of which the text model is read."""
+
+    def read(reader: ConfigReader) -> c.TransformerConfig:
+        for name in ("vision_config", "language_model_only"):
+            reader.get(name)
+        config = text.read(reader.section("text_config") or reader)
+        tied = reader.boolean("tie_word_embeddings", False) or config.head.tied
+        head = replace(config.head, tied=tied)
+        return replace(config, head=head, model_type=text.model_type)
+
+    return replace(
+        text,
+        model_type=text.model_type.removesuffix("_text"),
+        architecture=text.architecture.replace("CausalLM", "ConditionalGeneration"),
+        read=read,
+        write=lambda config: None,
+        ignored_tensors=(*text.ignored_tensors, r"model\.visual\..*"),
+        key_renames=((r"^model\.language_model\.", "model."),),
+    )
+
+
 ATTENTION: dict[str, Any] = dict(
     head_dim=256,
     positions=OneRope(max_length=32_768, fraction=0.25),
@@ -157,14 +211,7 @@ ATTENTION: dict[str, Any] = dict(
 )
 EXPERTS: dict[str, Any] = dict(width=512, dense_width=512, shared_width=512, renormalise=True)
 TEXT: dict[str, Any] = dict(projections=PROJECTIONS, has_image_positions=True, **ATTENTION)
-FAMILIES = (
-    QwenHybrid(
-        "qwen3_next",
-        "Qwen3NextForCausalLM",
-        kv_heads=2,
-        branch=QwenMoE(num_experts=512, top_k=10, **EXPERTS | {"dense_width": 5632}),
-        **ATTENTION,
-    ).family(),
+QWEN_3_5 = (
     QwenHybrid("qwen3_5_text", "Qwen3_5ForCausalLM", kv_heads=4, **TEXT).family(),
     QwenHybrid(
         "qwen3_5_moe_text",
@@ -173,4 +220,15 @@ FAMILIES = (
         branch=Qwen35MoE(num_experts=256, top_k=8, **EXPERTS),
         **TEXT,
     ).family(),
+)
+FAMILIES = (
+    QwenHybrid(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        kv_heads=2,
+        branch=QwenMoE(num_experts=512, top_k=10, **EXPERTS | {"dense_width": 5632}),
+        **ATTENTION,
+    ).family(),
+    *QWEN_3_5,
+    *map(with_images, QWEN_3_5),
 )

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import ConvolutionCache, LinearAttentionCache
-from jaxformer.layers.attention.core import HeadParameter, make_output_projection
+from jaxformer.layers.attention.core import HeadParameter, local_kv_heads, make_output_projection
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.convolution import Convolution
 from jaxformer.layers.linear import Linear
@@ -32,7 +32,8 @@ class LinearAttentionTrace(NamedTuple):
 class LinearAttention(nn.Module):
     """Linear attention; see `config.LinearAttention`.
 
-    Heads are sharded over `tensor`, sequences over `context`, with states handed along.
+    Heads are sharded over `tensor`, sequences over `context`, with states handed along. Key heads
+    are replicated as key-value heads are: each device reads that of its heads.
     """
 
     config: c.TransformerConfig
@@ -56,9 +57,10 @@ class LinearAttention(nn.Module):
         shared_x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
         vectors, convolutions = [], []
         for i, name in enumerate(("query", "key", "value")):
-            y = self._linear(name, values if name == "value" else keys, getattr(init, name))(
-                shared_x
-            )
+            shape, axis = (values, "heads") if name == "value" else (keys, "kv_heads")
+            y = self._linear(name, shape, getattr(init, name), axis)(shared_x)
+            if axis == "kv_heads":
+                y = local_kv_heads(y, cfg.num_key_heads, runtime)
             earlier = cache.convolutions[i] if cache is not None and cache.convolutions else None
             y, convolution = self._convolve(name, y, inputs, earlier, cache_update)
             vectors.append(jax.nn.silu(y))
@@ -97,10 +99,14 @@ class LinearAttention(nn.Module):
         return out(y), LinearAttentionCache(new_state, tuple(filter(None, convolutions)))
 
     def _linear(
-        self, name: str, features: tuple[int, ...], kernel_init: c.Initialiser | None = None
+        self,
+        name: str,
+        features: tuple[int, ...],
+        kernel_init: c.Initialiser | None = None,
+        axis: str = "heads",
     ) -> Linear:
         """A projection from the model width to heads."""
-        axes = " ".join(["heads", *["features"] * (len(features) - 1)])
+        axes = " ".join([axis, *["features"] * (len(features) - 1)])
         return Linear(
             features,
             kernel_init or self.config.initialisation.projection,
@@ -145,6 +151,7 @@ class LinearAttention(nn.Module):
             cfg.convolution_width,
             self.runtime,
             bias="convolution" in cfg.biases,
+            heads_axis="heads" if name == "value" else "kv_heads",
             name=f"{name}_convolution",
         )
         return module(x, inputs, cache, cache_update)
@@ -201,16 +208,17 @@ class LinearAttention(nn.Module):
                 )
                 y = norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
             else:
-                width = cfg.heads_width // cfg.num_key_heads
+                groups = cfg.num_key_heads
                 norm = Norm(
                     output.norm,
                     self.runtime,
-                    num_heads=cfg.num_key_heads,
-                    logical_axes="heads features",
-                    num_features=width,
+                    num_heads=groups,
+                    logical_axes="features heads" if groups == 1 else "heads features",
+                    num_features=cfg.heads_width // groups,
                     name="norm",
                 )
-                y = norm(y.reshape(*y.shape[:-2], -1, width)).reshape(y.shape)
+                local_groups = max(1, y.shape[-2] * groups // cfg.num_heads)
+                y = norm(y.reshape(*y.shape[:-2], local_groups, -1)).reshape(y.shape)
         if gate is not None and output.placement == "after_norm":
             y = y * gate
         return y

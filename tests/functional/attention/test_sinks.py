@@ -146,6 +146,22 @@ def test_a_low_sink_changes_nothing(arrays):
         np.testing.assert_array_equal(attend(sinks=sinks), attend())
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.slow(but=["blockwise"])
+def test_an_infinite_sink_takes_all_weight(implementation, arrays):
+    *inputs, sinks, d_output = arrays
+    sinks = np.where(np.arange(N) == 1, np.float32(np.inf), sinks)
+
+    def attend(*inputs):
+        return IMPLEMENTATIONS[implementation](*inputs[:3], MASKS["causal"], sinks=inputs[3])
+
+    output, pullback = jax.vjp(jax.jit(attend), *inputs, sinks)
+    assert np.isfinite(output).all() and not output[..., 1, :].any() and output[..., 0, :].any()
+    d_query, *others, d_sinks = pullback(d_output)
+    assert all(np.isfinite(x).all() for x in others)
+    assert not d_query[..., 1, :].any() and d_sinks[1] == 0 and d_sinks[0] != 0
+
+
 def test_wrong_sinks():
     x = jnp.ones((4, N, H))
     with pytest.raises(ValueError, match="sinks has 5 heads .*, but query has 6"):

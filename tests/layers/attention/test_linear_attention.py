@@ -1,19 +1,36 @@
 """The linear attention layer against NumPy in float64; generation and packed rows with it."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import costs, inspect
-from jaxformer.config import GatedNorm, LinearAttention, MixerInputs, SlopeDecay, StepDecay
+from jaxformer import Transformer, costs, inspect
+from jaxformer.config import (
+    GatedNorm,
+    LinearAttention,
+    MixerInputs,
+    NoFeedForward,
+    SlopeDecay,
+    StepDecay,
+)
+from jaxformer.data import Batch
 from jaxformer.generation import generate
 from jaxformer.layers import empty_cache
 from jaxformer.layers.attention.linear_attention import LinearAttention as Module
 from jaxformer.layers.runtime import RuntimeConfig
-from jaxformer.parallel import check_divisible
+from jaxformer.parallel import (
+    MeshConfig,
+    abstract_parameters,
+    check_divisible,
+    make_mesh,
+    put_batch,
+    shardings,
+)
+from jaxformer.training.gradient import make_value_and_grad
 from tests.small_models import BASE, LLAMA_VARIANTS, jitted_forward, random_params, random_tree
 
 NO_INPUTS = MixerInputs(None, None, None)
@@ -202,10 +219,38 @@ def test_options_that_cannot_be(fields, message):
         replace(GATED_DELTA, **fields)
 
 
-def test_key_heads_over_more_devices_than_there_are():
-    config = replace(BASE, attention=GATED_DELTA, model_dim=16)
-    with pytest.raises(ValueError, match="num_key_heads 2 is not divisible by tensor 4"):
-        check_divisible(config, dict(tensor=4))
+@pytest.mark.parametrize("name, key_heads", [("mamba 2", 1), ("gated delta", 2)])
+@pytest.mark.slow(but=["mamba 2-1"])
+def test_key_heads_that_devices_share(name, key_heads):
+    """Four devices with a head of values each equal one device, in every gradient."""
+    attention = replace(KINDS[name], num_key_heads=key_heads, biases=("in", "convolution"))
+    sizes = dict(num_layers=1, vocab_size=12, feed_forward=(NoFeedForward(),))
+    config = replace(BASE, attention=attention, **sizes)
+    params, tokens = random_params(config), np.arange(8, dtype=np.int32)[None]
+    batch = Batch(tokens, tokens, tokens, np.ones_like(tokens), tokens < 7)
+
+    def gradients(size):
+        mesh = make_mesh(MeshConfig(tensor=size), jax.devices()[:size])
+        program = jax.jit(make_value_and_grad(Transformer(config), mesh))
+        local = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+        return jax.device_get(program(local, jnp.int32(0), put_batch(batch, mesh, 1))[1])
+
+    expected = gradients(1)
+    assert np.abs(expected["decoder"]["layers"]["layer_0"]["attention"]["key"]["bias"]).max() > 0
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), gradients(4), expected)
+
+
+@pytest.mark.parametrize(
+    "name, key_heads, message",
+    [
+        ("gated delta", 3, "num_key_heads 3 and tensor 4: one must be a multiple of the other"),
+        ("mamba 2", 2, "num_key_heads 2 with a norm of each group .* over tensor 4"),
+    ],
+)
+def test_key_heads_that_devices_cannot_share(name, key_heads, message):
+    attention = replace(KINDS[name], num_heads=12, num_key_heads=key_heads)
+    with pytest.raises(ValueError, match=message):
+        check_divisible(replace(BASE, attention=attention, model_dim=16), dict(tensor=4))
 
 
 def test_memory_of_the_states():
