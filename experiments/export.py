@@ -94,6 +94,7 @@ def main(run: Export) -> Path:
         extra["max_position_embeddings"] = length
     family, _ = choose_family(model.config, extra, run.family)
     hf_config = unchanged_hf_config(model, source, family.model_type, run.ignore)
+    extra |= family.absorbed_fields(hf_config)
     dtype = run.dtype or (config_dtype(hf_config) if model.step is None else "float32")
     with atomic_folder(output) as folder:
         save_pretrained(

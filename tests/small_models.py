@@ -16,6 +16,7 @@ from jaxformer.config import (
     ExpertLatent,
     GatedNorm,
     Hybrid,
+    HybridHeads,
     Latent,
     LinearAttention,
     LMHead,
@@ -192,6 +193,26 @@ LLAMA_VARIANTS = {
             skip=True,
             output=GatedNorm(over="group", placement="before_norm"),
             biases=("convolution",),
+        ),
+    ),
+    "hybrid heads": replace(
+        TINY_LLAMA,
+        attention=HybridHeads(
+            kinds=(
+                replace(TINY_LLAMA.attention, windows=(5, None)),
+                LinearAttention(
+                    num_heads=4,
+                    num_key_heads=2,
+                    key_dim=8,
+                    value_dim=16,
+                    delta_rule=False,
+                    beta="step",
+                    unit_vectors=False,
+                    skip=True,
+                    output=GatedNorm(norm=None),
+                    biases=("convolution", "out"),
+                ),
+            )
         ),
     ),
     "kimi delta": replace(

@@ -10,6 +10,7 @@ from jaxformer.config.attention.decay import Decay as Decay
 from jaxformer.config.attention.hybrid import Attention as Attention
 from jaxformer.config.attention.hybrid import AttentionKind as AttentionKind
 from jaxformer.config.attention.hybrid import Hybrid as Hybrid
+from jaxformer.config.attention.hybrid_heads import HybridHeads as HybridHeads
 from jaxformer.config.attention.latent import Latent as Latent
 from jaxformer.config.attention.linear_attention import GatedNorm as GatedNorm
 from jaxformer.config.attention.linear_attention import LinearAttention as LinearAttention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxformer.checks import check_fields, require
 from jaxformer.config.attention.hybrid import AttentionKind
@@ -17,14 +17,17 @@ from jaxformer.config.positions import (
     position_terms,
 )
 
+NormPlacement = Literal["pre", "post", "sandwich", "res_post"]
+
 
 class LayerConfig(NamedTuple):
-    """Options of one layer: attention kind, positions, window and feed-forward."""
+    """Options of one layer: attention kind, positions, window, feed-forward, place of the norms."""
 
     attention: AttentionKind
     positions: Positions | None
     window: Window
     feed_forward: FeedForward
+    norm_placement: NormPlacement
 
     @property
     def rope(self) -> Rope | None:
@@ -51,9 +54,7 @@ class LayerConfig(NamedTuple):
 
     def to_layer(self) -> Layer:
         """Return the option for `TransformerConfig.first_layers`."""
-        attention: Any = self.attention
-        if attention.has_scores:
-            attention = replace(attention, positions=(self.positions,), windows=(self.window,))
+        attention = self.attention.at_layer(self.positions, self.window)
         return Layer(attention=attention, feed_forward=self.feed_forward)
 
 
@@ -64,10 +65,12 @@ class Layer:
     Attributes:
         attention: Attention kind, with one position option and one window.
         feed_forward: Feed-forward network.
+        norm_placement: As in `TransformerConfig`; None is that of the model.
     """
 
     attention: AttentionKind
     feed_forward: FeedForward
+    norm_placement: NormPlacement | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -78,14 +81,13 @@ class Layer:
             f"{len(positions)} and {len(windows)}.",
         )
 
-    @property
-    def config(self) -> LayerConfig:
-        """The options one by one."""
-        attention = self.attention
-        return LayerConfig(
-            attention, attention.positions[0], attention.windows[0], self.feed_forward
-        )
+    def to_config(self, norm_placement: NormPlacement) -> LayerConfig:
+        """Return the options one by one, in a model with this placement of the norms."""
+        attention, placement = self.attention, self.norm_placement or norm_placement
+        positions, window = attention.positions[0], attention.windows[0]
+        return LayerConfig(attention, positions, window, self.feed_forward, placement)
 
     def tiny(self) -> Layer:
         """Return the layer at test size."""
-        return Layer(attention=self.attention.tiny(), feed_forward=self.feed_forward.tiny())
+        attention, feed_forward = self.attention.tiny(), self.feed_forward.tiny()
+        return replace(self, attention=attention, feed_forward=feed_forward)

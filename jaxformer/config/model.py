@@ -10,6 +10,7 @@ from jaxformer.checks import check_fields, require, require_nonempty, require_po
 from jaxformer.config.adapter import LoRA
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
+from jaxformer.config.attention.hybrid_heads import HybridHeads
 from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
@@ -18,7 +19,7 @@ from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
-from jaxformer.config.layer import Layer, LayerConfig
+from jaxformer.config.layer import Layer, LayerConfig, NormPlacement
 from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
@@ -28,6 +29,7 @@ from jaxformer.config.tiny import (
     TINY_HEAD_DIM,
     TINY_VOCAB_SIZE,
     shorten_pattern,
+    shorten_patterns,
     tiny_embedding,
     tiny_head,
 )
@@ -77,7 +79,7 @@ class TransformerConfig:
             whether they share one norm.
         norm: The kind of norm.
         norm_placement: Position of the norms: before a branch, after the residual sum, before and
-            after a branch, or after a branch.
+            after a branch, or after a branch; a tuple is cycled over the layers.
         final_norm: Whether a norm follows the last layer of each stack.
         residual: How a branch's output joins the residual stream; None is their sum.
         residual_multiplier: Multiplies the output of each branch, after its norm: the stream
@@ -116,7 +118,7 @@ class TransformerConfig:
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
-    norm_placement: Literal["pre", "post", "sandwich", "res_post"] = "pre"
+    norm_placement: NormPlacement | tuple[NormPlacement, ...] = "pre"
     final_norm: bool = True
     residual: Residual | None = None
     residual_multiplier: float = 1.0
@@ -131,7 +133,7 @@ class TransformerConfig:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
-        require_nonempty(self, "feed_forward")
+        require_nonempty(self, "feed_forward", "norm_placement")
         check_model(self)
 
     @property
@@ -140,10 +142,17 @@ class TransformerConfig:
         return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
 
     @property
+    def norm_placements(self) -> tuple[NormPlacement, ...]:
+        """Positions of the norms, cycled over the layers."""
+        placement = self.norm_placement
+        return placement if isinstance(placement, tuple) else (placement,)
+
+    @property
     def pattern_length(self) -> int:
         """Length of the layer pattern: per-layer options repeat after this many layers."""
         a = self.attention
-        return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
+        patterns = a.positions, a.windows, self.feed_forward, self.norm_placements
+        return math.lcm(*map(len, patterns))
 
     def count_repeats(self, num_layers: int) -> tuple[int, int]:
         """Whole repetitions of the pattern in a stack after its first layers, and layers left."""
@@ -152,13 +161,15 @@ class TransformerConfig:
     def layer(self, index: int) -> LayerConfig:
         """The options of layer `index`, counted from 0."""
         a, kinds, i = self.attention, self.attention_kinds, index - len(self.first_layers)
+        placements = self.norm_placements
         if i < 0:
-            return self.first_layers[index].config
+            return self.first_layers[index].to_config(placements[0])
         return LayerConfig(
             kinds[i % len(kinds)],
             a.positions[i % len(a.positions)],
             a.windows[i % len(a.windows)],
             self.feed_forward[i % len(self.feed_forward)],
+            placements[i % len(placements)],
         )
 
     @property
@@ -230,7 +241,14 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-            case Mixer() | Hybrid() | NoAttention() | ShortConvolution() | LinearAttention():
+            case (
+                Mixer()
+                | Hybrid()
+                | HybridHeads()
+                | NoAttention()
+                | ShortConvolution()
+                | LinearAttention()
+            ):
                 name = type(self.attention).__name__
                 raise ValueError(f"{name} has no positions to replace; got {positions}.")
             case attention:
@@ -247,8 +265,12 @@ class TransformerConfig:
         """
         if not self.topology.has_decoder:
             raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {self.topology}.")
-        layers = tuple(self.layer(i).to_layer() for i in range(self.num_layers))
-        return replace(self, first_layers=layers)
+        layers = list[Layer]()
+        for layer in map(self.layer, range(self.num_layers)):
+            same = layer.norm_placement == self.norm_placement
+            placement = None if same else layer.norm_placement
+            layers.append(replace(layer.to_layer(), norm_placement=placement))
+        return replace(self, first_layers=tuple(layers))
 
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
         """Return a copy with this RoPE scaling, for contexts longer than in training.
@@ -271,7 +293,7 @@ class TransformerConfig:
         """
 
         def scale(attention: Any) -> Any:
-            if isinstance(attention, Hybrid):
+            if isinstance(attention, Hybrid | HybridHeads):
                 return replace(attention, kinds=tuple(map(scale, attention.kinds)))
             kinds = attention.positions
             if not any(isinstance(kind, Rope) for kind in kinds):
@@ -292,10 +314,11 @@ class TransformerConfig:
         whether model_dim equals the width of all heads, one full layer pattern and whether the
         depth is a multiple of it, and scales that are a power of a width.
         """
-        attention, feed_forward = self.attention, self.feed_forward
-        if isinstance(attention, Hybrid) and len(attention.kinds) == len(feed_forward):
-            pairs = tuple(zip(attention.kinds, feed_forward, strict=True))
-            kinds, feed_forward = zip(*shorten_pattern(pairs), strict=True)
+        kinds, feed_forward, placements = shorten_patterns(
+            self.attention_kinds, self.feed_forward, self.norm_placements
+        )
+        attention = self.attention
+        if isinstance(attention, Hybrid):
             attention = replace(attention, kinds=kinds)
         attention = attention.tiny()
         first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
@@ -304,7 +327,8 @@ class TransformerConfig:
         heads_fill_width = self.attention.heads_width == self.model_dim
         model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
         feed_forward = tiny_feed_forwards(feed_forward)
-        period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
+        patterns = attention.positions, attention.windows, feed_forward, placements
+        period = math.lcm(*map(len, patterns))
         _, remainder = self.count_repeats(self.num_layers)
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
         return replace(
@@ -316,6 +340,7 @@ class TransformerConfig:
             feed_forward=feed_forward,
             first_layers=first_layers,
             topology=self.topology.tiny(),
+            norm_placement=placements if isinstance(self.norm_placement, tuple) else placements[0],
             embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
             head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
         )

@@ -24,6 +24,12 @@ def check_model(config: Any) -> None:
         f"num_layers must be at least the number of first_layers, {len(config.first_layers)}; "
         f"got {config.num_layers}.",
     )
+    placements = {layer.norm_placement for layer in config.first_layers}
+    require(
+        None not in placements or not isinstance(config.norm_placement, tuple),
+        "Each of the first_layers needs a norm_placement of its own where that of the model "
+        f"differs from layer to layer; got {config.norm_placement}.",
+    )
     decoder_kinds = kinds = [layer.attention for layer in config.distinct_layers]
     check_shared_bias(decoder_kinds)
     if config.topology.is_encoder_decoder:
@@ -43,7 +49,8 @@ def check_causal_kinds(config: Any, kinds: Sequence[Any]) -> None:
         not has_block_sparse or is_decoder,
         f"BlockSparse windows are causal, so they need a Decoder; got {config.topology}.",
     )
-    recurrent_kind = next((type(a).__name__ for a in kinds if a.is_recurrent), None)
+    parts = (part for kind in kinds for part in kind.parts)
+    recurrent_kind = next((type(a).__name__ for a in parts if a.is_recurrent), None)
     require(
         recurrent_kind is None or is_decoder,
         f"{recurrent_kind} is causal, so it needs a Decoder; got {config.topology}.",

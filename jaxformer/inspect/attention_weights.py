@@ -16,6 +16,7 @@ from jaxformer.inspect.model_trace import (
     Params,
     apply_with_intermediates,
     as_int_tuple,
+    attention_traces,
     check_inputs,
     head_stack,
 )
@@ -224,7 +225,10 @@ def _compute_maps(
         stack, branch = ("decoder", "cross_attention") if part == "cross" else (part, "attention")
         layers = unstack_layers(intermediates[stack])
         selected_layers = range(len(layers)) if choice.layers is None else choice.layers
-        records = [layers[i][branch]["attention_trace"] for i in selected_layers]
+        traces = (attention_traces(layers[i][branch]) for i in selected_layers)
+        records = [
+            next((x for x in layer if isinstance(x, AttentionTrace)), layer[0]) for layer in traces
+        ]
         maps[part] = jnp.stack(
             [_layer_weights(layer_record, tokens, choice) for layer_record in records]
         )

@@ -13,9 +13,11 @@ from jaxformer.inspect.model_trace import (
     Params,
     apply_with_intermediates,
     as_int_tuple,
+    attention_traces,
     check_inputs,
 )
 from jaxformer.layers import Transformer
+from jaxformer.layers.attention.core import AttentionTrace
 from jaxformer.layers.attention.decay import DecayTrace
 from jaxformer.layers.stack import unstack_layers
 
@@ -77,7 +79,8 @@ def state_memory(
         (2, 5, 4)
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    kinds: list[Any] = [config.layer(i).attention for i in range(config.num_layers)]
+    layer_kinds = (config.layer(i).attention.parts for i in range(config.num_layers))
+    kinds: list[Any] = [next((x for x in parts if x.has_decays), parts[0]) for parts in layer_kinds]
     recurrent = [i for i, x in enumerate(kinds) if x.has_decays]
     selected = as_int_tuple("layers", layers)
     selected = tuple(recurrent) if selected is None else selected
@@ -107,7 +110,9 @@ def _log_decays(
 ) -> Float32[Array, "layers *batch T N"]:
     _, intermediates = apply_with_intermediates(model, params, tokens, inputs)
     every = unstack_layers(intermediates["decoder"])
-    return jnp.stack([_log_decay(every[i]["attention"]["attention_trace"], tokens) for i in layers])
+    traces = (attention_traces(every[i]["attention"]) for i in layers)
+    records = (next(x for x in layer if not isinstance(x, AttentionTrace)) for layer in traces)
+    return jnp.stack([_log_decay(record, tokens) for record in records])
 
 
 def _log_decay(recorded: Any, tokens: Array) -> Float32[Array, "*batch T N"]:

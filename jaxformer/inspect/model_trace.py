@@ -121,6 +121,12 @@ def apply_with_intermediates(
     return logits, variables_out[INTERMEDIATES]
 
 
+def attention_traces(branch: Any) -> list[Any]:
+    """What an attention module has sown for `inspect`, or each of several kinds side by side."""
+    kinds = [branch, *(branch[name] for name in sorted(branch) if name.startswith("kind_"))]
+    return [kind["attention_trace"] for kind in kinds if "attention_trace" in kind]
+
+
 INPUTS = ("source", "positions", "segments", "source_positions", "source_segments")
 
 

@@ -46,8 +46,10 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
             attention=None if encoder_layers[0] == attention else encoder_layers[0],
             feed_forward=None if encoder_layers[1] == branches else encoder_layers[1],
         )
+    placements = _layer_cycle(config.norm_placements, depth)
     return replace(
         config,
+        norm_placement=placements[0] if len(placements) == 1 else placements,
         attention=attention,
         feed_forward=branches,
         topology=topology,
@@ -71,6 +73,9 @@ def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
             return attention
         case c.Hybrid():
             return _canonical_hybrid(attention, depth)
+        case c.HybridHeads(kinds=kinds):
+            parts: Any = tuple(_canonical_attention(kind, depth) for kind in kinds)
+            return replace(attention, kinds=parts)
         case c.Decay() | c.ShortConvolution() | c.LinearAttention():
             return replace(attention, biases=biases)
         case c.Latent(nope_dim=plain, rope_dim=rotary):
@@ -94,10 +99,8 @@ def _canonical_hybrid(hybrid: c.Hybrid, depth: int) -> c.Hybrid:
     layers: list[Any] = []
     for i in range(depth):
         kind: Any = hybrid.kinds[i % len(hybrid.kinds)]
-        if kind.has_scores:
-            positions = kind.positions[i % len(kind.positions)]
-            window = kind.windows[i % len(kind.windows)]
-            kind = replace(kind, positions=(positions,), windows=(window,))
+        positions = kind.positions[i % len(kind.positions)]
+        kind = kind.at_layer(positions, kind.windows[i % len(kind.windows)])
         layers.append(_canonical_attention(kind, 1))
     return c.Hybrid(kinds=shortest_cycle(tuple(layers)))
 

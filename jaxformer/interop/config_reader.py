@@ -69,13 +69,16 @@ class ConfigReader:
     Args:
         values: The attributes.
         path: Prefix of their names in messages, such as "rope_scaling.".
+
+    Attributes:
+        names_read: Names of the attributes that were read.
     """
 
     def __init__(self, values: Mapping[str, Any], *, path: str = ""):
         self.values = values
         self.path = path
         self.problems: list[str] = []
-        self._read: set[str] = set()
+        self.names_read: set[str] = set()
         self._sections: list[ConfigReader] = []
 
     def __contains__(self, name: str) -> bool:
@@ -83,12 +86,12 @@ class ConfigReader:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the attribute, or the default; mark it as read."""
-        self._read.add(name)
+        self.names_read.add(name)
         return self.values.get(name, default)
 
     def add_problem(self, name: str, reason: str) -> None:
         """Record that an attribute is not supported."""
-        self._read.add(name)
+        self.names_read.add(name)
         problem = f"{self.path}{name} = {self.values.get(name)!r}: {reason}"
         if problem not in self.problems:
             self.problems.append(problem)
@@ -182,7 +185,7 @@ class ConfigReader:
                 name in IGNORED_ATTRIBUTES or name.endswith(IGNORED_SUFFIXES) or value is None
             )
             neutral = name in NEUTRAL_VALUES and value in NEUTRAL_VALUES[name]
-            if not (name in self._read or harmless or neutral or path in ignore):
+            if not (name in self.names_read or harmless or neutral or path in ignore):
                 reason = REASONS.get(name, "unknown attribute, which may change the model")
                 unsupported_lines.append(f"{path} = {value!r}: {reason}.")
         for inner in self._sections:
@@ -222,7 +225,7 @@ class ConfigReader:
         attributes = [
             f"{self.path}{name} = {value!r}"
             for name, value in self.values.items()
-            if name in self._read and _has_json_type(value, float) and value in refused
+            if name in self.names_read and _has_json_type(value, float) and value in refused
         ]
         return attributes + [
             attribute

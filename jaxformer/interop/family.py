@@ -31,8 +31,13 @@ class Family:
             masks and frequencies.
         key_renames: Pairs of pattern and replacement, applied in order to every tensor name, for
             other spellings of the names in `mapping`.
+        cut_together: Names of a layer's tensors, with "{layer}", among which a file may have cut a
+            matrix at any rows: they are joined, and cut as the parameters are.
         constant_tensors: Function from config.json to tensors that are not parameters but that
             transformers expects, by name.
+        weight_factors: Function from config.json to multipliers of activations, which the weights
+            absorb: by name of a layer's tensor, one for each of its parameters. In what is written
+            they are 1, unless `extra` has others.
         predicts_further_tokens: Whether a file may have layers after the last one, which predict
             tokens after the next and have no part in the logits (DeepSeek V3).
         lm_head_optional: Whether an untied head without a tensor uses the embedding.
@@ -48,11 +53,26 @@ class Family:
     _: KW_ONLY
     ignored_tensors: tuple[str, ...] = INV_FREQ_PATTERNS
     key_renames: tuple[tuple[str, str], ...] = ()
+    cut_together: tuple[str, ...] = ()
     constant_tensors: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
+    weight_factors: Callable[[ConfigReader], Mapping[str, tuple[float, ...]]] | None = None
     predicts_further_tokens: bool = False
     lm_head_optional: bool = False
     attention_type: type = c.MultiHead
     in_transformers: bool = True
+
+    def mapping_for(self, values: Mapping[str, Any]) -> ParamMapping:
+        """The mapping under this config.json."""
+        if self.weight_factors is None:
+            return self.mapping
+        return self.mapping.with_factors(self.weight_factors(ConfigReader(values)))
+
+    def absorbed_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of config.json that are in the weights here, and not in the configuration."""
+        reader = ConfigReader(values)
+        if self.weight_factors is not None:
+            self.weight_factors(reader)
+        return {name: value for name, value in values.items() if name in reader.names_read}
 
     def rename_key(self, name: str) -> str:
         """Rename a tensor key to the name that the mapping uses."""

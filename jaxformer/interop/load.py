@@ -112,7 +112,8 @@ def load_pretrained(
     config = config.unroll() if unroll else config
     shapes = parameter_shapes(config)
     check_size(stored, shapes, folder)
-    mapping = expand_mapping(family.mapping, config, shapes, stored=stored)
+    mapping = expand_mapping(family.mapping_for(hf_config), config, shapes, stored=stored)
+    stored = _cut_anew(family, mapping, stored, config.num_layers)
     check_tensors(family, mapping, stored, shapes, folder)
     param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
@@ -260,6 +261,29 @@ def _resolve_tied_head(
         del stored[head]
         return config
     return replace(config, head=replace(config.head, tied=False))
+
+
+def _cut_anew(
+    family: Family,
+    mapping: list[TensorMapping],
+    stored: dict[str, files.StoredTensor],
+    num_layers: int,
+) -> dict[str, files.StoredTensor]:
+    """Return the tensors with those of `cut_together` cut at the rows that the mapping has."""
+    shapes, cut = {link.hf_name: link.hf_shape for link in mapping}, dict(stored)
+    for layer in range(num_layers):
+        names = [name.replace("{layer}", str(layer)) for name in family.cut_together]
+        if not set(names) <= set(stored) & set(shapes):
+            continue
+        parts, first = tuple(stored[name] for name in names), 0
+        rows = [sum(x.shape[0] for x in parts), sum(shapes[name][0] for name in names)]
+        if rows[0] != rows[1] or len({(x.shape[1:], x.dtype) for x in parts}) > 1:
+            continue  # `check_tensors` says what is wrong
+        for name, part in zip(names, parts, strict=True):
+            shape = shapes[name][0], *part.shape[1:]
+            cut[name] = part._replace(shape=shape, joined=parts, first_row=first)
+            first += shape[0]
+    return cut
 
 
 def _same_bytes(a: files.StoredTensor, b: files.StoredTensor) -> bool:

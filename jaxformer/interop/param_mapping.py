@@ -5,11 +5,11 @@ an untied head) do not apply to it.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxformer import config as c
-from jaxformer.interop.transforms import Flatten, Identity, LinearKernel, Shape, Transform
+from jaxformer.interop.transforms import Flatten, Identity, LinearKernel, Scaled, Shape, Transform
 from jaxformer.layers.stack import layer_path
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
@@ -29,6 +29,7 @@ class MappingRule:
         last_hf_name: Name of the tensor of the last layer, if it is another.
         alternative: Whether only some files have the tensor. It then replaces those of later rules
             for the same parameters; it is not written.
+        factors: Constant of each parameter, which multiplies what the tensor has; None has none.
     """
 
     hf_name: str
@@ -38,6 +39,7 @@ class MappingRule:
     kind: type | None = None
     last_hf_name: str | None = None
     alternative: bool = False
+    factors: tuple[float, ...] | None = None
 
     @property
     def param_paths(self) -> tuple[str, ...]:
@@ -50,7 +52,9 @@ class MappingRule:
 
     def transform_for(self, config: c.TransformerConfig) -> Transform:
         """The transform of a configuration."""
-        return self.transform if isinstance(self.transform, Transform) else self.transform(config)
+        transform = self.transform
+        transform = transform if isinstance(transform, Transform) else transform(config)
+        return transform if self.factors is None else Scaled(part=transform, factors=self.factors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,14 @@ class ParamMapping:
 
     top_level: tuple[MappingRule, ...]
     stacks: Mapping[str, tuple[MappingRule, ...]]
+
+    def with_factors(self, factors: Mapping[str, tuple[float, ...]]) -> "ParamMapping":
+        """The mapping with these factors of the rules of layers, by name of the tensor."""
+        stacks = {
+            name: tuple(replace(rule, factors=factors.get(rule.hf_name)) for rule in rules)
+            for name, rules in self.stacks.items()
+        }
+        return replace(self, stacks=stacks)
 
     def hf_name_of(self, path: str) -> str | None:
         """Hugging Face name of a top-level parameter, or None."""

@@ -229,10 +229,10 @@ def load_adapter(
 def adaptable_modules(config: c.TransformerConfig) -> list[ModuleAdapter]:
     """Modules of the Hugging Face model whose weights are kernels of ours."""
     base = replace(config, adapter=None)
-    family, _ = choose_family(base, {})
+    family, values = choose_family(base, {})
     metadata = flatten_dict(parameter_metadata(base), sep="/")
     modules = []
-    for mapping in expand_mapping(family.mapping, base, parameter_shapes(base)):
+    for mapping in expand_mapping(family.mapping_for(values), base, parameter_shapes(base)):
         paths = [slot.path for slot in mapping.slices]
         is_weight = mapping.hf_name.endswith(".weight")
         if not is_weight or not all(p.endswith(("/kernel", "/embedding")) for p in paths):
@@ -260,6 +260,9 @@ def _output_transform(transform: t.Transform) -> t.Transform | None:
             return t.HalvesSwapped(part=t.LinearKernel())
         case t.FusedQKVPerGroup() | t.FusedPerGroup():
             return transform
+        case t.Scaled(part=part, factors=factors):
+            inner = _output_transform(part)
+            return None if inner is None else t.Scaled(part=inner, factors=factors)
     return None
 
 

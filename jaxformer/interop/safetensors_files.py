@@ -38,6 +38,8 @@ class StoredTensor(NamedTuple):
         shape: Its shape.
         offset: Where its bytes begin.
         mxfp4: Entries of the blocks and the scales, if the values are read from these two.
+        joined: Entries whose rows, one after another, hold the values; empty is this entry alone.
+        first_row: First of these rows.
     """
 
     path: Path
@@ -46,6 +48,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     mxfp4: tuple["StoredTensor", "StoredTensor"] | None = None
+    joined: tuple["StoredTensor", ...] = ()
+    first_row: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -155,6 +159,9 @@ def read_tensor(stored: StoredTensor) -> np.ndarray:
     """
     if stored.mxfp4 is not None:
         return mxfp4.dequantize(*map(read_tensor, stored.mxfp4))
+    if stored.joined:
+        rows = slice(stored.first_row, stored.first_row + stored.shape[0])
+        return np.concatenate([read_tensor(part) for part in stored.joined])[rows]
     data = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
     if data.size < stored.nbytes:
         raise ValueError(f"{stored.path} has become shorter while it was read.")

@@ -80,7 +80,7 @@ def save_pretrained(
     arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
     chosen_family, values = choose_family(config, dict(extra or {}), family)
     mapping = [
-        *expand_mapping(chosen_family.mapping, config, shapes),
+        *expand_mapping(chosen_family.mapping_for(values), config, shapes),
         *_constant_tensors(chosen_family, values),
     ]
     mapping.sort(key=lambda link: link.hf_name)

@@ -46,6 +46,34 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """Parameters that have absorbed constants: each is a constant times what the tensor has.
+
+    Attributes:
+        part: Transform of the tensor.
+        factors: The constant of each parameter.
+    """
+
+    part: Transform
+    factors: tuple[float, ...]
+
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        return self.part.hf_shape(params)
+
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        parts = self.part.from_hf(hf_tensor, params)
+        return [self._times(x, factor) for x, factor in zip(parts, self.factors, strict=True)]
+
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        factors = zip(params, self.factors, strict=True)
+        return self.part.to_hf([self._times(x, 1 / factor) for x, factor in factors])
+
+    @staticmethod
+    def _times(x: np.ndarray, factor: float) -> np.ndarray:
+        return x if factor == 1 else x.astype(np.float32) * np.float32(factor)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConstantTensor:
     """A constant tensor that holds no parameter.
 

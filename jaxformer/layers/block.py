@@ -12,14 +12,10 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention.custom_mixer import CustomMixer
-from jaxformer.layers.attention.decay import DecayAttention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
-from jaxformer.layers.attention.latent import LatentAttention
-from jaxformer.layers.attention.linear_attention import LinearAttention
+from jaxformer.layers.attention.kinds import ATTENTION_MODULES, AttentionModule
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
-from jaxformer.layers.attention.shared_kv import SharedKVAttention
-from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.norms import Norm
@@ -27,27 +23,18 @@ from jaxformer.layers.residual import ResidualConnection
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
 NO_INPUTS = AttentionInputs()
-AttentionModule = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
-ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, CustomMixer
-    c.MultiHead: MultiHeadAttention,
-    c.SharedKV: SharedKVAttention,
-    c.Latent: LatentAttention,
-    c.Decay: DecayAttention,
-    c.LinearAttention: LinearAttention,
-    c.ShortConvolution: ShortConvolutionMixer,
-}
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]
 POST_BRANCH_NORMS = "sandwich", "res_post"
 
 
-def reduces_branches_together(config: c.TransformerConfig) -> bool:
+def reduces_branches_together(config: c.TransformerConfig, layer: c.LayerConfig) -> bool:
     """Whether parallel branches share one tensor-parallel reduction of their sum."""
     match config.block:
         case "parallel_shared_norm":
             return True
         case "parallel":
-            return config.norm_placement == "pre"
+            return layer.norm_placement == "pre"
         case "serial":
             return False
 
@@ -84,7 +71,7 @@ class Block(nn.Module):
         Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
-        reduces_together = reduces_branches_together(cfg)
+        reduces_together = reduces_branches_together(cfg, layer)
         attention = ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
             cfg,
             layer.attention,
@@ -174,7 +161,7 @@ class Block(nn.Module):
         self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """All branches read the same stream, each after its own norm."""
-        reduces_together = reduces_branches_together(self.config)
+        reduces_together = reduces_branches_together(self.config, self.layer_config)
         source = self.copy_to_branches(x) if reduces_together else x
         y, cache = attend(self.pre_norm(source, "attention_norm"), cache=cache)
         outputs = {"attention": self.finish_branch("attention", y)}
@@ -194,7 +181,7 @@ class Block(nn.Module):
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
         y, cache = attend(source, cache=cache)
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
-        if self.config.norm_placement in POST_BRANCH_NORMS:
+        if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             y = self.post_norm(self.reduce_branches(outputs), "norm")
             y = self.scale_branch("_and_".join(outputs), y)
         else:
@@ -204,14 +191,14 @@ class Block(nn.Module):
 
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Norm before a branch, if norms stand there."""
-        if self.config.norm_placement in ("pre", "sandwich"):
+        if self.layer_config.norm_placement in ("pre", "sandwich"):
             return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
         return x
 
     def post_norm(self, y: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Dropout of a branch's output, and the norm after it, if norms stand there."""
         y = apply_dropout(self, y, self.config.dropout.residual, self.runtime)
-        if self.config.norm_placement in POST_BRANCH_NORMS:
+        if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(y)
         return y
 
@@ -240,6 +227,6 @@ class Block(nn.Module):
         else:
             name = norm_name.removesuffix("norm") + "residual"
             x = ResidualConnection(self.config.residual, self.runtime, name=name)(x, y)
-        if self.config.norm_placement == "post":
+        if self.layer_config.norm_placement == "post":
             return Norm(self.config.norm, self.runtime, name=f"post_{norm_name}")(x)
         return x

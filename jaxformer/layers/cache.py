@@ -107,10 +107,10 @@ def empty_cache(
     repeats, remainder = config.count_repeats(config.num_layers)
 
     def layer(index: int, *stacked: int) -> LayerCache:
-        attention, positions, window, _ = config.layer(index)
-        slots = num_slots(window, capacity)
+        options = config.layer(index)
+        slots = num_slots(options.window, capacity)
         shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
-        return LayerCache(attention.empty_layer_cache(positions, shape))
+        return LayerCache(options.attention.empty_layer_cache(options.positions, shape))
 
     return Cache(
         first_layers=tuple(layer(i) for i in range(first)),

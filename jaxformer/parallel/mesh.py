@@ -250,7 +250,7 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
     for stack_name, (stack, num_layers) in reversed(config.stacks.items()):
         prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""
         layers = [stack.layer(i) for i in range(num_layers)]
-        for attention in dict.fromkeys(layer.attention for layer in layers):
+        for attention in dict.fromkeys(x for layer in layers for x in layer.attention.parts):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             if indivisible_heads := attention.indivisible_heads(n["tensor"]):
                 yield f"{prefix}{indivisible_heads}"

@@ -84,7 +84,7 @@ def _describe_cache(config: TransformerConfig) -> str:
         state_bytes = first_bytes - bytes_per_token
         text += f"\n{'':24}and {state_bytes:,} bytes for any number of tokens: {num_recurrent} of "
         text += f"{len(layers)} layers are recurrent"
-    windows = [None if layer.attention.is_recurrent else layer.window for layer in layers]
+    windows = [layer.window if layer.attention.has_scores else None for layer in layers]
     widths = sorted({window for window in windows if isinstance(window, int)})
     for width in widths:
         extra_bytes = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)

@@ -131,6 +131,10 @@ def _norm(config: TransformerConfig) -> str:
     return f"{name}, no bias" if is_scaled_layer_norm else name
 
 
+def _norm_placement(config: TransformerConfig) -> str:
+    return " and ".join(dict.fromkeys(PLACEMENT_NAMES[x] for x in config.norm_placements))
+
+
 def _position(config: TransformerConfig) -> str:
     kinds = [type(option) for kind in attending_kinds(config) for option in kind.positions]
     if config.embedding.positions is not None:
@@ -148,7 +152,7 @@ def _window(config: TransformerConfig) -> str:
 
 
 def _attention(config: TransformerConfig) -> str:
-    kinds = (kind for kind in config.attention_kinds if kind.is_branch)
+    kinds = (part for kind in config.attention_kinds for part in kind.parts if part.is_branch)
     return " and ".join(dict.fromkeys(map(_attention_name, kinds)))
 
 
@@ -225,7 +229,7 @@ AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType
     {
         "topology": lambda config: type(config.topology).__name__,
         "norm": _norm,
-        "norm-placement": lambda config: PLACEMENT_NAMES[config.norm_placement],
+        "norm-placement": _norm_placement,
         "block": lambda config: BLOCK_NAMES[config.block],
         "position": _position,
         "window": _window,

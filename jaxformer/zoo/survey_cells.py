@@ -96,12 +96,12 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
         tricks.append("QK-norm")
     if getattr(attention, "logit_softcap", None) is not None or config.head.softcap is not None:
         tricks.append("Logit soft capping")
-    if config.norm_placement == "sandwich":
+    if set(config.norm_placements) == {"sandwich"}:
         tricks.append("Pre+post norm")
     return SurveyCells(
         norm="LayerNorm" if isinstance(config.norm, LayerNorm) else "RMSNorm",
         block="Serial" if config.block == "serial" else "Parallel",
-        pre_norm=config.norm_placement in ("pre", "sandwich"),
+        pre_norm=set(config.norm_placements) <= {"pre", "sandwich"},
         position=_position(config, names_windows=edition >= 2026),
         activation=activation_cell(config.feed_forward[0]),
         tricks=tuple(tricks),
@@ -110,7 +110,7 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
 
 def attending_kinds(config: TransformerConfig) -> tuple[AttentionKind, ...]:
     """The different attention kinds of a model that have scores; NoAttention if none has."""
-    kinds = [kind for kind in config.attention_kinds if kind.has_scores]
+    kinds = [part for kind in config.attention_kinds for part in kind.parts if part.has_scores]
     return tuple(dict.fromkeys(kinds)) or (NoAttention(),)
 
 

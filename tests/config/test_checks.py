@@ -86,7 +86,8 @@ def needed(kind):
     """What a choice cannot be made without."""
     missing = dataclasses.MISSING
     without = [f.name for f in dataclasses.fields(kind) if f.init and f.default is missing]
-    return {name: NEEDED[name] for name in without}
+    one_layer = {"feed_forward": c.MLP(hidden_dim=8)} if kind is c.Layer else {}
+    return {name: (NEEDED | one_layer)[name] for name in without}
 
 
 def leaves(hint):

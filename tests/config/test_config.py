@@ -18,6 +18,7 @@ from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
 from jaxformer.generation import samplers
+from jaxformer.interop.config_comparison import canonical
 from jaxformer.training import optimizers, schedules
 from jaxformer.training import train_step as step
 from tests.layers.test_every_option import CONFIGS as EVERY_OPTION
@@ -281,6 +282,14 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             "one factor per feature pair, 3 of them; got 2 short and 3 long",
         ),
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
+        (lambda: change(norm_placement=()), r"TransformerConfig.norm_placement is cycled .* \(\)"),
+        (
+            lambda: change(
+                norm_placement=("pre", "post"),
+                first_layers=(c.Layer(attention=BASE.attention, feed_forward=c.MLP(hidden_dim=3)),),
+            ),
+            r"first_layers needs a norm_placement of its own .* got \('pre', 'post'\)",
+        ),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
         (lambda: c.QueryScaling(original_max_length=0), r"QueryScaling\.original_max_.* got 0\."),
         (lambda: c.QueryScaling(beta=-0.1, original_max_length=9), r"g\.beta must .* got -0\.1\."),
@@ -505,6 +514,26 @@ def test_patterns_cycle_and_the_period_is_their_common_multiple():
         assert choice.window == (4, 5, None)[i % 3]
         assert choice.feed_forward.hidden_dim == (3, 3, 3, 5)[i % 4]
     assert config.layer(13) == config.layer(1) != config.layer(2)
+
+
+def test_norms_stand_elsewhere_from_layer_to_layer():
+    config = change(norm_placement=("pre", "res_post"), num_layers=5)
+    places = ["pre", "res_post", "pre", "res_post", "pre"]
+    assert config.pattern_length == 2
+    assert [config.layer(i).norm_placement for i in range(5)] == places
+    unrolled = config.unroll()
+    assert [layer.norm_placement for layer in unrolled.first_layers] == places
+    assert [unrolled.layer(i) for i in range(5)] == [config.layer(i) for i in range(5)]
+    plain = change(norm_placement="post").unroll()
+    assert [layer.norm_placement for layer in plain.first_layers] == [None] * 3
+    assert [plain.layer(i).norm_placement for i in range(3)] == ["post"] * 3
+    assert canonical(replace(config, norm_placement=("pre", "res_post") * 2)) == canonical(config)
+    assert canonical(change(norm_placement=("pre", "pre"))) == canonical(BASE)
+    long = replace(config, norm_placement=("pre", "res_post") * 8, num_layers=16)
+    assert long.tiny().norm_placement == ("pre", "res_post")
+    rows = change(norm_placement=("pre",) * 8 + ("post",), feed_forward=(c.GLU(hidden_dim=5),) * 9)
+    assert rows.tiny().norm_placement == ("pre", "post")
+    assert len(rows.tiny().feed_forward) == 2
 
 
 def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
@@ -778,6 +807,16 @@ OTHERS = [
         ),
     ),
     latent(norm=c.LayerNorm(eps=0.1)),
+    change(
+        norm_placement=("pre", "res_post"),
+        first_layers=(
+            c.Layer(
+                attention=BASE.attention,
+                feed_forward=c.MLP(hidden_dim=3),
+                norm_placement="sandwich",
+            ),
+        ),
+    ),
     replace(
         BASE,
         attention=c.Hybrid(

@@ -22,6 +22,7 @@ from jaxformer.generation import Greedy, Sample
 from jaxformer.parallel import DistributedConfig, MeshConfig
 from jaxformer.training.optimizers import SGD, OptimizerConfig
 from jaxformer.training.schedules import Constant
+from tests.small_models import LLAMA_VARIANTS
 
 
 def read(*arguments):
@@ -143,6 +144,8 @@ OTHERS = {
         ),
     ),
     "a choice for each layer": replace(TINY, model=zoo.get("gemma-3-27b").tiny()),
+    "norms by layer": replace(TINY, model=replace(TINY.model, norm_placement=("pre", "res_post"))),
+    "kinds side by side": replace(TINY, model=LLAMA_VARIANTS["hybrid heads"]),
     "text in quotes": replace(TINY, corpus=TextFiles(path='it\'s "mine".txt'), prompt="-- it's"),
     "other settings": replace(
         TINY,

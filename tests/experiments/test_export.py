@@ -15,11 +15,13 @@ from experiments.command_line import parse_run
 from experiments.load_model import LoadedModel, load_model
 from experiments.training.trainer import make_train_setup, print_export_note
 from experiments.translate import runs
-from jaxformer import Transformer, data, load_pretrained
+from jaxformer import Transformer, data, load_pretrained, save_pretrained
+from jaxformer.config import GatedNorm, HybridHeads, LinearAttention
 from jaxformer.generation import Greedy
 from jaxformer.interop.safetensors_files import read_folder_headers
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
+from tests.small_models import random_params
 
 TEXT = "def hé(x):\n    return '→ 世界 🙂'\n"
 TEXTS = ["", "def f", TEXT, "<|endoftext|>x<|endoftext|>", "\r\n\t \x00\u2028\ufeff e\u0301   if\n"]
@@ -252,6 +254,39 @@ def test_a_folder_that_is_read_and_written_is_the_same_folder(exported, tmp_path
     assert json.loads((half / "config.json").read_text()) == config_json | {"dtype": "float16"}
     dtypes = {stored.dtype for stored in read_folder_headers(half).values()}
     assert dtypes == {"F16"} and list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.slow
+def test_multipliers_that_weights_absorb_stay_in_config_json(exported, tmp_path):
+    """Of Falcon-H1; powers of two, which change no bit of the weights but their exponents."""
+    state = LinearAttention(
+        num_heads=4,
+        num_key_heads=2,
+        key_dim=3,
+        value_dim=8,
+        delta_rule=False,
+        beta="step",
+        unit_vectors=False,
+        scale=1.0,
+        skip=True,
+        output=GatedNorm(norm=None, over="group", placement="before_norm"),
+    )
+    plain, _ = load_pretrained(exported)
+    heads = replace(plain.attention, qk_norm=None)
+    config = replace(plain, attention=HybridHeads(kinds=(heads, state)))
+    multipliers = {"ssm_out_multiplier": 0.5, "mlp_multipliers": [4.0, 0.25]}
+    theirs = tmp_path / "theirs"
+    save_pretrained(theirs, config, random_params(config), extra=multipliers)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(exported / name, theirs)
+    again = export.main(export.Export(checkpoint=theirs, output=tmp_path / "again"))
+    values = json.loads((again / "config.json").read_text())
+    assert values == json.loads((theirs / "config.json").read_text())
+    assert values.items() >= multipliers.items()
+    weights = [(x / "model.safetensors").read_bytes() for x in (theirs, again)]
+    assert weights[0] == weights[1]
+    _, params = load_pretrained(again)
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (params, random_params(config)))))
 
 
 @pytest.mark.slow

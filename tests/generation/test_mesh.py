@@ -14,7 +14,7 @@ from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, Latent, SharedKV
 from jaxformer.generation import Beam, Greedy, Sample, decode, stream
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
-from tests.small_models import random_params
+from tests.small_models import LLAMA_VARIANTS, random_params
 
 PROMPT = [[5, 1, 9, 3], [7], [2, 8, 6, 4, 5, 3]]
 SOURCE = [[3, 9, 4], [1, 2, 3, 4, 5, 6], [8]]
@@ -23,6 +23,7 @@ KINDS = {
     "latent": Latent(
         num_heads=4, latent_dim=24, nope_dim=8, rope_dim=6, value_dim=10, windows=(6, None)
     ),
+    "hybrid heads": LLAMA_VARIANTS["hybrid heads"].attention,
 }
 SAMPLERS = {
     "greedy": Greedy(),
@@ -66,6 +67,7 @@ CASES = [
     ("shared", "sample", dict(tensor=4, data=2)),
     ("latent", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("bamba-9b", "greedy", dict(tensor=4, data=2)),  # more devices than key heads
+    ("hybrid heads", "beam", dict(tensor=2, fsdp=2, data=2)),
 ]
 MORE = [
     ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),

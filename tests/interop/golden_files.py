@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 STEP = 64
 # A norm of what linear attention reads, which is nearly 0 at times: there the logits that
 # transformers computes in float32 and in float64 differ by 3e-5 to 1e-4.
-NORMED_READS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
+NORMED_READS = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "olmo_hybrid_nope"}
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.npz"))
 
 

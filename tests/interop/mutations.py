@@ -16,6 +16,7 @@ from jaxformer.config import (
     Latent,
     LayerNorm,
     LinearAttention,
+    MultiHead,
     NTKScaling,
     RMSNorm,
     Rope,
@@ -193,6 +194,10 @@ MUTATIONS = {
     "placement post": Mutation("opt_350m", model(norm_placement="pre"), TO_PRE),
     "placement pre": Mutation("gpt_neox_serial", model(norm_placement="post"), TO_POST),
     "placement sandwich": Mutation("gemma2", model(norm_placement="pre")),
+    "placement by layer": Mutation(
+        "olmo_hybrid", model(norm_placement=("pre", "pre", "pre", "pre", "res_post")), TO_PRE
+    ),
+    "weights above 1 of the delta rule": Mutation("olmo_hybrid", linear(max_beta=1.0)),
     "placement res_post": Mutation("olmo2", model(norm_placement="pre"), TO_PRE),
     "block serial": Mutation("bloom", model(block="parallel")),
     "block parallel": Mutation("gpt_neox", model(block="serial")),
@@ -226,6 +231,8 @@ MUTATIONS = {
     "biases of a short convolution": Mutation("lfm2", convolution(biases=("in", "out"))),
     "smallest step of a decay": Mutation("bamba", linear(decay=StepDecay(max_step=1.1))),
     "skipped values": Mutation("bamba", linear(skip=False)),
+    "positions of heads beside a state": Mutation("falcon_h1", mixer(MultiHead, positions=(None,))),
+    "state beside heads": Mutation("falcon_h1", linear(skip=False)),
     "gate before the norm": Mutation("mamba2", attention(output=GatedNorm(over="group"))),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "decay of each feature": Mutation(

@@ -13,6 +13,7 @@ from jaxformer.config import (
     ClampedGEGLU,
     DeepNorm,
     DynamicNTK,
+    GatedNorm,
     Latent,
     LayerNorm,
     LinearAttention,
@@ -422,6 +423,82 @@ def test_what_bamba_says():
         config_from_fields("bamba", **fields, partial_rotary_factor=1.0)
     with pytest.raises(ValueError, match="mamba_rms_norm = True: unknown attribute, which may"):
         config_from_fields("bamba", **fields, mamba_rms_norm=True)
+
+
+def test_what_falcon_h1_says():
+    fields = {"mamba_n_heads": 6, "mamba_d_ssm": 30, "mamba_d_head": "auto", "mamba_d_state": 5}
+    fields |= {"head_dim": 4, "key_multiplier": 0.5, "embedding_multiplier": 5.5}
+    fields |= {"lm_head_multiplier": 0.25, "rope_theta": 1e11, "mamba_use_mlp": True}
+    config = config_from_fields("falcon_h1", **fields)
+    heads, mamba = config.attention.kinds
+    assert (heads.scale, heads.positions, heads.biases) == (0.25, (Rope(base=1e11),), ())
+    assert (mamba.value_dim, mamba.num_key_heads, mamba.biases) == (5, 1, ("convolution",))
+    assert mamba.output == GatedNorm(norm=None, over="group", placement="before_norm")
+    assert (config.embedding.scale, config.head.multiplier) == (5.5, 0.25)
+    for more, norm, placement in (
+        ({"mamba_rms_norm": True}, config.norm, "after_norm"),
+        ({"mamba_rms_norm": True, "mamba_norm_before_gate": False}, config.norm, "before_norm"),
+    ):
+        other = config_from_fields("falcon_h1", **fields | more)
+        output = other.attention.kinds[1].output
+        assert (output.norm, output.placement) == (norm, placement)
+        family, values = choose_family(other, {})
+        assert family.model_type == "falcon_h1"
+        assert build_config(family, values, where="") == other
+    biased = {"mamba_proj_bias": True, "mamba_conv_bias": False, "projectors_bias": True}
+    expanded = {"mamba_d_ssm": None, "mamba_expand": 3}
+    other = build_config(
+        FAMILIES["falcon_h1"], {**SIZES, **fields, **biased, **expanded}, where="here"
+    )
+    mamba = other.attention.kinds[1]
+    assert (mamba.biases, mamba.value_dim) == (("in", "out"), 6)
+    refused = {
+        "6 heads of 7 make 42 features, but mamba_d_ssm is 30": {"mamba_d_head": 7},
+        "ssm_multipliers = .1.0, 2.0.: expected 5 numbers": {"ssm_multipliers": [1.0, 2.0]},
+        "mlp_multipliers = 'a': expected a list of float": {"mlp_multipliers": "a"},
+        "ssm_in_multiplier = 'a': expected a value of type float": {"ssm_in_multiplier": "a"},
+        "mamba_use_mlp = False: not supported by jaxformer": {"mamba_use_mlp": False},
+        "attn_layer_indices = .1.: not supported by jaxformer": {"attn_layer_indices": [1]},
+    }
+    for message, change in refused.items():
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("falcon_h1", **fields | change)
+
+
+def test_what_olmo_hybrid_says():
+    positions = {"rope_parameters": {"rope_theta": None}}
+    config = config_from_fields("olmo_hybrid", linear_a_log_max=16.0, **positions)
+    *deltas, heads = config.attention.kinds
+    assert [type(kind) for kind in deltas] == [LinearAttention] * 3
+    assert config.norm_placement == ("pre", "pre", "pre", "res_post")
+    assert (deltas[0].num_heads, deltas[0].num_key_heads, deltas[0].max_beta) == (6, 6, 2.0)
+    assert (deltas[0].key_dim, deltas[0].value_dim, deltas[0].output.norm.eps) == (1, 2, 1e-5)
+    assert (heads.positions, heads.biases) == ((None,), ())
+    assert heads.qk_norm == QKNorm(norm=config.norm, over="width")
+    plain = {"rope_parameters": {"rope_type": "default"}, "linear_allow_neg_eigval": False}
+    other = config_from_fields("olmo_hybrid", attention_bias=True, num_hidden_layers=3, **plain)
+    assert other.norm_placement == ("pre", "pre", "res_post")
+    assert other.attention.kinds[-1].positions == (Rope(),)
+    assert other.attention.kinds[0].max_beta == 1.0
+    for model in (config, other):
+        family, values = choose_family(model, {})
+        assert family.model_type == "olmo_hybrid"
+        assert build_config(family, values, where="") == model
+    with pytest.raises(ValueError, match="norm_placement"):
+        choose_family(replace(config, norm_placement="pre"), {}, "olmo_hybrid")
+    no_type = config_from_fields("olmo_hybrid", rope_parameters={"rope_type": None})
+    assert no_type.attention == config.attention
+    refused = {
+        "rope_parameters = None: transformers takes this for a base of 10,000, its authors": {
+            "rope_parameters": None
+        },
+        "expected linear_attention and full_attention for 4 layers": {
+            "layer_types": ["linear_attention"] * 4
+        },
+    }
+    for message, change in refused.items():
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("olmo_hybrid", **positions | change)
 
 
 def test_what_granite_4_says():

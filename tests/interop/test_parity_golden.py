@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file
 
 from jaxformer import Transformer
 from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.interop import load_pretrained, save_pretrained
+from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.layers.parameter_metadata import parameter_metadata
 from tests.interop.golden_files import NAMES, read_golden, tolerance, write_folder
@@ -128,7 +130,47 @@ def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
         assert np.array_equal(here, there)
 
 
+def test_multipliers_that_weights_absorb_are_written_again(loaded, tmp_path):
+    """With them as `extra` the tensors are those that were read, up to rounding."""
+    golden, config, params = loaded("falcon_h1")
+    extra = FAMILIES["falcon_h1"].absorbed_fields(golden.config)
+    assert set(extra) == {
+        *("attention_in_multiplier", "attention_out_multiplier", "mlp_multipliers"),
+        *("ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers"),
+    }
+    save_pretrained(tmp_path / "out", config, params, extra=extra)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(written) == set(golden.tensors)
+    for name, tensor in written.items():
+        np.testing.assert_allclose(tensor, golden.tensors[name], rtol=3e-7, err_msg=name)
+
+
+def test_a_released_olmo_hybrid_has_true_parts_and_other_names(loaded, tmp_path):
+    """Transformers writes the convolutions as thirds, here 17, 17 and 16 rows."""
+    golden, config, params = loaded("olmo_hybrid")
+    tensors = dict(golden.tensors)
+    for i in (0, 1, 3):
+        names = [f"model.layers.{i}.linear_attn.{x}_conv1d.weight" for x in "qkv"]
+        assert [len(tensors[name]) for name in names] == [17, 17, 16]
+        rows = np.concatenate([tensors[name] for name in names])
+        tensors |= dict(zip(names, np.split(rows, [16, 32]), strict=True))
+    released = {
+        name.replace("feedforward_layer_norm", "post_attention_layernorm")
+        if name.startswith(("model.layers.2.", "model.layers.4."))
+        else name: x
+        for name, x in tensors.items()
+    }
+    assert released.keys() - tensors.keys()
+    again = load_pretrained(write_folder(golden._replace(tensors=released), tmp_path / "out"))
+    assert again.config == config
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+    del released["model.layers.1.linear_attn.k_conv1d.weight"]
+    with pytest.raises(ValueError, match="1 tensors are missing: .*1.linear_attn.k_conv1d.weight"):
+        load_pretrained(write_folder(golden._replace(tensors=released), tmp_path / "less"))
+
+
 RECURRENT = (
+    *("falcon_h1", "falcon_h1_without_norm", "olmo_hybrid", "olmo_hybrid_nope"),
     *("bamba", "mamba2", "granitemoehybrid", "granitemoehybrid_dense", "nemotron_h"),
     "nemotron_h_latent",
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),

@@ -150,6 +150,17 @@ SIZES = {
     | {"hidden_size": 48, "num_hidden_layers": 5, "attn_layer_indices": [1, 4]}
     | {"time_step_limit": (0.0, float("inf")), "mamba_proj_bias": False, "mamba_n_heads": 6}
     | {"mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_conv_bias": False, "mlp_bias": False},
+    "falcon_h1": GROUPED
+    | {"mamba_norm_before_gate": True, "mamba_n_groups": 2, "rms_norm_eps": 1e-2}
+    | {"mlp_multipliers": None, "ssm_multipliers": None, "tie_word_embeddings": True},
+    "falcon_h1_without_norm": GROUPED
+    | {"mamba_d_head": 12, "time_step_limit": (0.0, 0.9), "mamba_proj_bias": True},
+    "olmo_hybrid": GROUPED
+    | {"num_hidden_layers": 4, "layer_types": ["full_attention", "linear_attention"] * 2}
+    | {"linear_num_value_heads": 4, "linear_conv_kernel_dim": 4, "attention_bias": False},
+    "olmo_hybrid_nope": GROUPED
+    | {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    | {"linear_value_head_dim": 7, "linear_allow_neg_eigval": True},
     "granitemoehybrid": GROUPED
     | {"layers_block_type": ["mamba", "mamba", "attention"], "layer_types": None}
     | {"mamba_d_head": "auto", "mamba_n_groups": 2, "mamba_proj_bias": True, "mamba_d_conv": 4},

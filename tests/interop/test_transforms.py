@@ -1,5 +1,6 @@
 """Rearrangements against loops over single numbers, and back again bit for bit."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from jaxformer.interop.transforms import (
     Identity,
     Interleaved,
     LinearKernel,
+    Scaled,
     StackedExperts,
     UnitRows,
 )
@@ -80,6 +82,21 @@ def test_fused_rows_and_columns():
     biases = numbered(((N + 2 * K) * H,))
     _, key, _ = split(Fused(part=Flatten()), biases, [(N, H), (K, H), (K, H)])
     assert key[1, 2] == biases[N * H + H + 2]
+
+
+def test_constants_that_parameters_absorb():
+    """Each part of a tensor times its own; 1 leaves the bits as they are."""
+    theirs = numbered((N * H + F, D))
+    scaled = Scaled(part=Fused(), factors=(2.0, 1.0))
+    heads, rest = split(scaled, theirs, [(D, N, H), (D, F)])
+    assert heads[3, 4, 1] == 2 * theirs[4 * H + 1, 3]
+    assert rest[3, 2] == theirs[N * H + 2, 3]
+    narrow = theirs.astype(ml_dtypes.bfloat16)
+    third = Scaled(part=LinearKernel(), factors=(1 / 3,)).from_hf(narrow, [(D, N * H + F)])[0]
+    assert third.dtype == np.float32  # rounded once, when it is stored
+    np.testing.assert_array_equal(third, np.float32(narrow).T * np.float32(1 / 3))
+    as_it_was = Scaled(part=Identity(), factors=(1.0,))
+    assert as_it_was.from_hf(narrow, [narrow.shape])[0] is narrow
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])

@@ -97,6 +97,18 @@ def test_res_post_placement(parts):
     np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", feed_forward(h)), atol=1e-5)
 
 
+@pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+def test_each_layer_has_its_own_placement(block, config, normal, randomise):
+    places = "pre", "post", "sandwich", "res_post"
+    by_layer, x, g = config(block=block, norm_placement=places), normal(2, 5, 14), guide(5)
+    for i, place in enumerate(places):
+        alone = config(block=block, norm_placement=place)
+        params = randomise(Block(alone, alone.layer(0), MODE), x, g)
+        expected, _ = jax.jit(Block(alone, alone.layer(0), MODE).apply)({"params": params}, x, g)
+        y, _ = jax.jit(Block(by_layer, by_layer.layer(i), MODE).apply)({"params": params}, x, g)
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
     """Both read the same x; the second sum is of the first one, normalised."""
     x, y, attention, feed_forward, norm = parts(block="parallel", norm_placement="post")

@@ -20,6 +20,7 @@ from jaxformer.config import (
     Fire,
     GatedNorm,
     Hybrid,
+    HybridHeads,
     Latent,
     LayerNorm,
     Learned,
@@ -200,6 +201,19 @@ KINDS = {
             ),
         )
     ),
+    "hybrid heads": HybridHeads(
+        kinds=(
+            Decay(num_heads=2, head_dim=4),
+            MultiHead(
+                num_heads=4,
+                num_kv_heads=2,
+                head_dim=6,
+                positions=(T5, Rope()),
+                windows=(WINDOW, None, None),
+            ),
+            ShortConvolution(num_heads=2, head_dim=3),
+        )
+    ),
     "hybrid of three": Hybrid(
         kinds=(
             SharedKV(num_heads=2, head_dim=6, positions=(Alibi(),)),
@@ -244,6 +258,12 @@ def of(row):
 
 
 CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
+CONFIGS["norms by layer"] = replace(
+    BASE,
+    norm_placement=("pre", "res_post", "sandwich"),
+    attention=Hybrid(kinds=(KINDS["gated delta"], BASE.attention)),
+    num_layers=7,
+)
 CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}
 
 
@@ -254,7 +274,7 @@ def cases(number):
         yield pytest.param(config, id=name, marks=mark if i >= 12 else ())
 
 
-@pytest.fixture(scope="module", params=cases(26))  # so that all claims of one go in turn
+@pytest.fixture(scope="module", params=cases(28))  # so that all claims of one go in turn
 def config(request):
     return request.param
 
@@ -272,7 +292,7 @@ def test_logits_depend_on_no_later_token(config):
     assert (changed[:, 4:] != logits[:, 4:]).any(axis=-1).all()
 
 
-@pytest.mark.parametrize("config", [*cases(16)], indirect=True, scope="module")
+@pytest.mark.parametrize("config", [*cases(18)], indirect=True, scope="module")
 @pytest.mark.slow(
     but=["shared, in part", "decay", "decay, real", "t5-res_post-parallel-full-gqa-bare-glu-plain"]
 )

@@ -49,6 +49,7 @@ CASES = [
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("output gates", dict(fsdp=2, context=2, tensor=2), {}),
     ("hybrid", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),  # states handed along
+    ("hybrid heads", dict(fsdp=2, context=2, tensor=2), {}),  # with one reduction of the sum
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
     ("phi-3-small", dict(context=4, tensor=2), dict(remat="full")),  # and here masks of each head

@@ -10,6 +10,7 @@ from jaxformer import zoo
 from jaxformer.zoo import __main__ as command
 from jaxformer.zoo import printing
 from jaxformer.zoo.axes import YEARS
+from tests.small_models import LLAMA_VARIANTS
 
 LISTED = ["    2017  Original transformer", "    2018  GPT", "    2022  opt-350m"]
 EVERY_MODEL = {row.preset: row for row in (*zoo.survey(), *zoo.mixtures()) if row.preset}
@@ -108,6 +109,14 @@ def test_recurrent_layers_stand_beside_attention():
     assert (bamba["attention"], bamba["position"]) == ("linear and grouped-query", "RoPE")
     assert nemotron["attention"] == "linear and grouped-query"
     assert nemotron["feed-forward"] == "experts, some shared"
+
+
+def test_kinds_side_by_side_are_named_one_by_one():
+    model = replace(LLAMA_VARIANTS["hybrid heads"], norm_placement=("pre", "res_post"))
+    choices = {axis: choose(model) for axis, choose in zoo.AXES.items()}
+    assert (choices["attention"], choices["position"]) == ("grouped-query and linear", "RoPE")
+    assert (choices["window"], choices["qk-norm"]) == ("in 1 of 2 layers", "none")
+    assert choices["norm-placement"] == "pre-norm and norm of a branch's output"
 
 
 def test_routers_are_of_mixtures_only():

@@ -51,6 +51,11 @@ def test_table(monkeypatch, capsys):
     assert "A star: something about the model is assumed" in closing
 
 
+def test_layers_without_attention_have_no_window(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "nemotron-3-nano")
+    assert "23 of 52 layers are recurrent" in out and "have a window" not in out
+
+
 def test_the_state_of_recurrent_layers_does_not_grow(monkeypatch, capsys):
     """On paper: keys and values of 6 layers, two inputs of 10 convolutions."""
     out = run(monkeypatch, capsys, "lfm-2.5-1.2b")

@@ -1,9 +1,13 @@
 """`AttentionDefaults` and `RecurrentDefaults`: what attention kinds have in common."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
+from jaxformer.config.positions import Positions, Window
+
+Kind = TypeVar("Kind", bound="AttentionDefaults")
 
 
 class AttentionDefaults:
@@ -29,6 +33,15 @@ class AttentionDefaults:
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Attention kinds whose outputs the layer sums: itself, except for `HybridHeads`."""
+        return (self,)
+
+    def at_layer(self: Kind, positions: Positions | None, window: Window) -> Kind:
+        """The option with the positions and the window of one layer only."""
+        return replace(self, positions=(positions,), windows=(window,))  # type: ignore[type-var]
+
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""
         return None
@@ -49,3 +62,7 @@ class RecurrentDefaults(AttentionDefaults):
     rope_head_dim = 0
     positions: Any = (None,)
     windows: Any = (1,)
+
+    def at_layer(self: Kind, positions: Positions | None, window: Window) -> Kind:
+        """The same option, which has neither."""
+        return self

@@ -6,20 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.checks import check_fields, require_nonempty
-from jaxformer.config.attention.decay import Decay
-from jaxformer.config.attention.latent import Latent
-from jaxformer.config.attention.linear_attention import LinearAttention
-from jaxformer.config.attention.mixer import Mixer
-from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.attention.hybrid_heads import HeadKind, HybridHeads
 from jaxformer.config.attention.no_attention import NoAttention
-from jaxformer.config.attention.shared_kv import SharedKV
-from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import shorten_pattern
 
-AttentionKind = (
-    MultiHead | SharedKV | Latent | Decay | LinearAttention | ShortConvolution | Mixer | NoAttention
-)
+AttentionKind = HeadKind | HybridHeads | NoAttention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,8 @@ class Mamba2Fields:
         bias: Field of the projections' biases, which are not there by default.
         activation: Field of the activation after the convolution.
         unused: Fields without effect.
+        inner_width: Field of the width of all heads, 1024 by default; null follows from `expand`.
+            None has no such field.
         expand: Field of the width of all heads over that of the model, 2 by default; None if heads
             may have any width.
         default_head_dim: Default of the width of a head; None follows from `expand`.
@@ -75,6 +77,7 @@ class Mamba2Fields:
     bias: str = "use_bias"
     activation: str = "hidden_act"
     unused: tuple[str, ...]
+    inner_width: str | None = None
     expand: str | None = "expand"
     default_head_dim: int | None = None
     default_groups: int = 8
@@ -117,15 +120,19 @@ class Mamba2Fields:
     def _read_head_dim(self, reader: ConfigReader, heads: int) -> int:
         if self.expand is None:
             return reader.integer(self.head_dim, self.default_head_dim)
-        expand, model_dim = reader.integer(self.expand, 2), reader.integer("hidden_size")
-        width = max(1, expand * model_dim // max(1, heads))
+        name, total = f"{self.expand} * hidden_size", None
+        expanded = reader.integer(self.expand, 2) * reader.integer("hidden_size")
+        if self.inner_width is not None:
+            total = reader.optional_integer(self.inner_width, 1024)
+            name = name if total is None else self.inner_width
+        total = expanded if total is None else total
+        width = max(1, total // max(1, heads))
         if reader.get(self.head_dim) != "auto":
             width = reader.integer(self.head_dim, self.default_head_dim or width)
-        if heads * width != expand * model_dim:
+        if heads * width != total:
             reader.add_problem(
                 self.head_dim,
-                f"{heads} heads of {width} make {heads * width} features, but {self.expand} * "
-                f"hidden_size is {expand * model_dim}.",
+                f"{heads} heads of {width} make {heads * width} features, but {name} is {total}.",
             )
         return width
 
@@ -140,7 +147,9 @@ class Mamba2Fields:
             self.convolution_bias: "convolution" in layer.biases,
             self.bias: "out" in layer.biases,
         }
-        if self.expand is not None:
+        if self.inner_width is not None:
+            fields[self.inner_width] = layer.heads_width
+        elif self.expand is not None:
             fields[self.expand] = layer.heads_width // config.model_dim
         return fields
 

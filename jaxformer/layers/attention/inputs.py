@@ -30,7 +30,8 @@ class AttentionInputs(NamedTuple):
     """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions, query scale.
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
-    computes the full score matrix. Rotations are unit complex numbers.
+    computes the full score matrix. Rotations are unit complex numbers. `recurrent` are the inputs
+    of recurrences beside attention in the same layer (`config.HybridHeads`).
     """
 
     mask: Bool[Array, "..."] | F.AttentionMask | None = None
@@ -39,6 +40,7 @@ class AttentionInputs(NamedTuple):
     query_positions: Int[Array, "*batch T"] | None = None
     key_positions: Int[Array, "*batch S"] | None = None
     query_scale: Float[Array, "*batch T"] | None = None
+    recurrent: c.MixerInputs | None = None
 
 
 LayerInputs = AttentionInputs | c.MixerInputs
@@ -132,6 +134,7 @@ def make_layer_inputs(
             queries.positions,
             keys(window, gathered).positions,
             None if kind.query_scaling is None else query_scale(kind.query_scaling),
+            mixer_inputs if kind.is_recurrent else None,
         )
 
     layers = range(min(len(config.first_layers) + config.pattern_length, num_layers))

@@ -129,6 +129,17 @@ NEMOTRON_H = IDS | {
     "routed_scaling_factor": 1.3,
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
 }
+MULTIPLIERS = {
+    "embedding_multiplier": 2.3,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.8,
+    "attention_in_multiplier": 0.85,
+    "attention_out_multiplier": 1.2,
+    "ssm_in_multiplier": 1.15,
+    "ssm_multipliers": [0.7, 1.1, 0.9, 1.3, 0.6],
+    "ssm_out_multiplier": 0.75,
+    "mlp_multipliers": [0.9, 0.6],
+}
 SPECS = {
     "palm_like": (
         "cohere",
@@ -831,6 +842,66 @@ SPECS = {
             "attention_bias": True,
             "mlp_bias": True,
             "rope_parameters": rope(1e4, partial_rotary_factor=0.5),
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        LLAMA
+        | IDS
+        | SSM
+        | MULTIPLIERS
+        | {
+            "mamba_d_ssm": 48,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "time_step_limit": (0.4, 1.1),
+            **dict.fromkeys(("mamba_proj_bias", "projectors_bias"), True),
+            **dict.fromkeys(("attention_bias", "mlp_bias"), True),
+            "rope_parameters": rope(1e11),
+        },
+    ),
+    "falcon_h1_without_norm": (
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        LLAMA
+        | IDS
+        | SSM
+        | MULTIPLIERS
+        | {
+            "mamba_d_ssm": None,
+            "mamba_d_head": "auto",
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": rope(1e11),
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        DELTA_NET
+        | {
+            "head_dim": 6,
+            "num_hidden_layers": 5,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"]
+            + ["linear_attention", "full_attention"],
+            "linear_num_value_heads": 2,
+            "attention_bias": True,
+            "rope_parameters": rope(5e5),
+        },
+    ),
+    "olmo_hybrid_nope": (
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        DELTA_NET
+        | {
+            "head_dim": 6,
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "linear_num_value_heads": 4,
+            "linear_allow_neg_eigval": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": rope(None),
         },
     ),
     "mamba2": (

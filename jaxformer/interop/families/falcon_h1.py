@@ -1,0 +1,161 @@
+"""Falcon-H1: attention and Mamba 2 side by side in every layer, and multipliers everywhere.
+
+The multipliers of the embedding, the logits and the keys are options here. The others multiply the
+inputs and outputs of linear layers, so the kernels and biases absorb them; to write them again,
+pass them to `save_pretrained` as `extra`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.mamba import BAMBA, BAMBA_TABLE, read_step_limits, write_step_limits
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import MappingRule
+from jaxformer.interop.rope_config import read_rope, write_rope
+
+FIELDS = replace(
+    BAMBA,
+    inner_width="mamba_d_ssm",
+    unused=(
+        *BAMBA.unused,
+        "mlp_expansion_factor",
+        # Initial values.
+        *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"),
+    ),
+)
+KIND_PATHS = {c.MultiHead: "attention/kind_0/", c.LinearAttention: "attention/kind_1/"}
+
+
+def _side_by_side(rule: MappingRule) -> MappingRule:
+    """A rule of a Bamba layer of one kind for a layer that has both."""
+    if rule.kind is None:
+        return rule
+    paths = (path.replace("attention/", KIND_PATHS[rule.kind], 1) for path in rule.param_paths)
+    return replace(rule, params=tuple(paths), kind=None)
+
+
+TABLE = replace(
+    BAMBA_TABLE, stacks={"decoder": tuple(map(_side_by_side, BAMBA_TABLE.stacks["decoder"]))}
+)
+
+
+def read_factors(reader: ConfigReader) -> dict[str, tuple[float, ...]]:
+    """Multipliers that the weights of a layer absorb, by name of the tensor."""
+
+    def number(name: str) -> float:
+        return reader.number(f"{name}_multiplier", 1.0)
+
+    def numbers(name: str, count: int) -> tuple[float, ...]:
+        values = reader.sequence(f"{name}_multipliers", float) or (1.0,) * count
+        if len(values) != count:
+            reader.add_problem(f"{name}_multipliers", f"expected {count} numbers.")
+        return values
+
+    gate, down = numbers("mlp", 2)
+    parts = numbers("ssm", 5)  # of the gate, x, B, C and dt
+    factors: dict[str, tuple[float, ...]] = {
+        "self_attn.o_proj": (number("attention_out"),),
+        "mamba.in_proj": parts,
+        "mamba.out_proj": (number("ssm_out"),),
+        "feed_forward.gate_proj": (gate,),
+        "feed_forward.down_proj": (down,),
+    }
+    both = "weight", "bias"
+    with_biases = {f"{name}.{leaf}": x for name, x in factors.items() for leaf in both}
+    # What multiplies the input does not reach the bias.
+    inputs: dict[str, tuple[float, ...]] = {
+        "mamba.in_proj.weight": tuple(number("ssm_in") * part for part in parts),
+        **{f"self_attn.{name}_proj.weight": (number("attention_in"),) for name in "qkv"},
+    }
+    return {f"{p.LAYER_PREFIX}.{name}": x for name, x in (with_biases | inputs).items()}
+
+
+def read(reader: ConfigReader) -> c.TransformerConfig:
+    """Read the config.json of a falcon_h1 model."""
+    read_factors(reader)
+    reader.require_value("mamba_use_mlp", True)
+    reader.require_value("attn_layer_indices", None)
+    sizes, norm = p.read_sizes(reader), c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
+    heads = p.read_heads(reader, heads=32, kv_heads=8)
+    attention = c.MultiHead(
+        **heads,
+        positions=(read_rope(reader, max_length=8192),),
+        scale=heads["head_dim"] ** -0.5 * reader.number("key_multiplier", 1.0),
+        biases=p.read_biases(reader),
+    )
+    glu = p.read_glu(reader, hidden_dim=14_336, bias=reader.boolean("mlp_bias", False))
+    return c.TransformerConfig(
+        **sizes,
+        attention=c.HybridHeads(kinds=(attention, _read_mamba(reader, norm))),
+        feed_forward=(glu,),
+        norm=norm,
+        embedding=c.Embedding(scale=reader.number("embedding_multiplier", 1.0)),
+        head=c.LMHead(
+            tied=reader.boolean("tie_word_embeddings", False),
+            multiplier=reader.number("lm_head_multiplier", 1.0),
+        ),
+    )
+
+
+def _read_mamba(reader: ConfigReader, norm: c.Norm) -> c.LinearAttention:
+    """Mamba 2 with a norm before or after the gate, or with none."""
+    mamba = FIELDS.read(reader, norm, **read_step_limits(reader))
+    has_norm = reader.boolean("mamba_rms_norm", False)
+    is_early = reader.boolean("mamba_norm_before_gate", True)
+    output = replace(
+        mamba.output,
+        norm=norm if has_norm else None,
+        placement="after_norm" if has_norm and is_early else "before_norm",
+    )
+    biases = {
+        "in": reader.boolean("mamba_proj_bias", False),
+        "convolution": "convolution" in mamba.biases,
+        "out": reader.boolean("projectors_bias", False),
+    }
+    used: Any = tuple(name for name, is_used in biases.items() if is_used)
+    return replace(mamba, output=output, biases=used)
+
+
+def write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """Fields of config.json, or None for another model."""
+    match config.attention:
+        case c.HybridHeads(kinds=(c.MultiHead() as attention, c.LinearAttention() as mamba)):
+            pass
+        case _:
+            return None
+    rope, glu = attention.positions[0], config.feed_forward[0]
+    if not (isinstance(rope, c.Rope) and isinstance(glu, c.GLU)):
+        return None
+    scale = 1.0 if attention.scale is None else attention.scale / attention.head_dim**-0.5
+    return {
+        **p.write_sizes(replace(config, attention=attention)),
+        **FIELDS.write(config, mamba),
+        **write_step_limits(mamba),
+        **write_rope(rope),
+        "attention_bias": "out" in attention.biases,
+        "mamba_proj_bias": "in" in mamba.biases,
+        "projectors_bias": "out" in mamba.biases,
+        "mamba_rms_norm": mamba.output.norm is not None,
+        "mamba_norm_before_gate": mamba.output.placement == "after_norm",
+        "mlp_bias": glu.bias,
+        "rms_norm_eps": config.norm.eps,
+        "key_multiplier": scale,
+        "embedding_multiplier": config.embedding.scale,
+        "lm_head_multiplier": config.head.multiplier,
+    }
+
+
+FAMILIES = (
+    Family(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        read,
+        write,
+        TABLE,
+        attention_type=c.HybridHeads,
+        weight_factors=read_factors,
+    ),
+)

@@ -1,0 +1,77 @@
+"""The module of each attention kind; `HybridHeads`, which has several side by side."""
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.attention.custom_mixer import CustomMixer
+from jaxformer.layers.attention.decay import DecayAttention
+from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
+from jaxformer.layers.attention.latent import LatentAttention
+from jaxformer.layers.attention.linear_attention import LinearAttention
+from jaxformer.layers.attention.multi_head import MultiHeadAttention
+from jaxformer.layers.attention.shared_kv import SharedKVAttention
+from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
+from jaxformer.layers.cache import CacheUpdate
+from jaxformer.layers.runtime import RuntimeConfig
+
+AttentionModule = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
+
+
+class HybridHeads(nn.Module):
+    """Attention kinds that read the same x, and the sum of their outputs; `config.HybridHeads`."""
+
+    config: c.TransformerConfig
+    attention: c.HybridHeads
+    positions: c.Positions | None
+    runtime: RuntimeConfig
+    causal: bool = True
+    keep_partial_sums: bool = False  # as in Linear
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: LayerInputs,
+        cache: tuple[Any, ...] | None = None,
+        cache_update: CacheUpdate | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], tuple[Any, ...] | None]:
+        """Apply all kinds; returns the sum and the new cache of each."""
+        outputs, caches = [], []
+        for i, kind in enumerate(self.attention.kinds):
+            module = ATTENTION_MODULES.get(type(kind), CustomMixer)(
+                self.config,
+                kind,
+                self.positions if kind.has_scores else None,
+                self.runtime,
+                self.causal,
+                keep_partial_sums=True,
+                name=f"kind_{i}",
+            )
+            kind_inputs: Any = inputs
+            if isinstance(inputs, AttentionInputs) and not kind.has_scores:
+                kind_inputs = inputs.recurrent
+            y, new = module(x, kind_inputs, None if cache is None else cache[i], cache_update)
+            outputs.append(y)
+            caches.append(new)
+        y = reduce(add, outputs)
+        if not self.keep_partial_sums:
+            y = F.reduce_from_tensor_parallel(y, self.runtime.mesh_axes.tensor)
+        return y, None if cache is None else tuple(caches)
+
+
+ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, CustomMixer
+    c.MultiHead: MultiHeadAttention,
+    c.SharedKV: SharedKVAttention,
+    c.Latent: LatentAttention,
+    c.Decay: DecayAttention,
+    c.LinearAttention: LinearAttention,
+    c.ShortConvolution: ShortConvolutionMixer,
+    c.HybridHeads: HybridHeads,
+}
