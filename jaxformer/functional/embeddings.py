@@ -16,7 +16,10 @@ def _gather_rows(
     Plain indexing would clamp large indices and wrap negative ones, to wrong rows without an error.
     """
     table = jnp.asarray(table)  # NumPy arrays have no `at`
-    return table.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    # The gradient sums over equal tokens: 256 equal rows of bfloat16 would no longer grow.
+    wide = table.astype(jnp.float32) if table.dtype.itemsize < 4 else table
+    rows = wide.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return rows.astype(table.dtype)
 
 
 @typechecked

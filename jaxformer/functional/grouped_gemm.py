@@ -1,4 +1,4 @@
-"""Grouped matrix multiplication (ragged dot): XLA, megablox on TPUs, Mosaic GPU on Hopper."""
+"""Grouped matrix multiplication: by blocks, by megablox on TPUs, by Mosaic GPU on Hopper."""
 
 import logging
 import math
@@ -16,6 +16,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Integer
 
 from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.blocked_gemm import blocked_matmul, blocked_outer_product
 from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.external_kernels import call_without_vma
 from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
@@ -34,8 +35,8 @@ def grouped_matmul(
 
         y[r] = x[r] @ kernels[e] + biases[e]    for the sizes[e] rows r of group e
 
-    TPUs and Hopper GPUs use Pallas kernels of JAX, other devices `jax.lax.ragged_dot`. Only the
-    first reverse-mode derivative is supported: forward mode and second derivatives fail.
+    TPUs and Hopper GPUs use Pallas kernels of JAX, other devices a loop over blocks of rows. Only
+    the first reverse-mode derivative is supported: forward mode and second derivatives fail.
 
     Args:
         x: Rows, sorted by group.
@@ -84,25 +85,24 @@ class GroupedMatmulBackend(ABC):
         """Sum x[r] * y[r] over the rows of each group: [R, D], [R, F] to [E, D, F]."""
 
 
-class RaggedDotBackend(GroupedMatmulBackend):
-    """Backend with XLA's `jax.lax.ragged_dot`."""
+class BlockedBackend(GroupedMatmulBackend):
+    """Backend for any device: a loop over blocks of rows.
 
-    name = "jax.lax.ragged_dot"
+    `jax.lax.ragged_dot` multiplies all rows by all kernels where XLA has no kernel for it: on CPUs,
+    and on GPUs since JAX 0.9, whatever `jax_ragged_dot_use_ragged_dot_instruction` says.
+    """
+
+    name = "a loop over blocks"
 
     def matmul(
         self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
     ) -> Array:
-        """`jax.lax.ragged_dot`."""
-        return jax.lax.ragged_dot(x, kernels.mT if transposed else kernels, group_sizes)
+        """`blocked_matmul`."""
+        return blocked_matmul(x, kernels, group_sizes, transposed=transposed)
 
     def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
-        """`jax.lax.ragged_dot_general` over the ragged rows."""
-        axes = jax.lax.RaggedDotDimensionNumbers(
-            dot_dimension_numbers=(((0,), (0,)), ((), ())),
-            lhs_ragged_dimensions=[0],
-            rhs_group_dimensions=[],
-        )
-        return jax.lax.ragged_dot_general(x, y, group_sizes, axes)
+        """`blocked_outer_product`."""
+        return blocked_outer_product(x, y, group_sizes)
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ def _choose_backend(x: Array, kernels: Array) -> GroupedMatmulBackend:
         "gpu": (HopperBackend(), _hopper_unsupported_reason(kind, dtype, kernels)),
     }
     backend, reason = backends.get(
-        platform, (RaggedDotBackend(), f"JAX has no kernel for {platform}")
+        platform, (BlockedBackend(), f"JAX has no kernel for {platform}")
     )
     if reason is None and jax.config.values["jax_enable_checks"]:
         reason = "JAX_ENABLE_CHECKS rejects kernels, whose results carry no varying mesh axes"
-    backend = backend if reason is None else RaggedDotBackend()
+    backend = backend if reason is None else BlockedBackend()
     explanation = "" if reason is None else f", since {reason}"
     LOG.info("Grouped matmul of %d experts: %s%s", len(kernels), backend.name, explanation)
     return backend

@@ -94,7 +94,9 @@ def route(
         grouped = jnp.where(is_kept[..., None], grouped, -jnp.inf)
         selection = grouped.reshape(selection.shape)
     _, experts = jax.lax.top_k(selection, top_k)
-    weights = jnp.take_along_axis(scores, experts, axis=-1)
+    # Not a gather, whose gradient is a scatter.
+    is_chosen = jax.nn.one_hot(experts, num_experts, dtype=bool)
+    weights = jnp.sum(jnp.where(is_chosen, scores[..., None, :], 0), axis=-1)
     if renormalise:
         weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-20)
     return Routing(experts, weights * scale)
@@ -266,7 +268,7 @@ def mixture_of_experts(
 
 
 # The gradient of a gather is a scatter-add, which sums in the dtype of the rows and on a GPU in no
-# fixed order. So both gathers below define a gather as their gradient.
+# fixed order. So the gathers below define a gather as their gradient.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -304,6 +306,23 @@ def _permute(
 _permute.defvjp(
     lambda x, order, inverse: (x[order], inverse),
     lambda inverse, gradient: (gradient[inverse], None, None),
+)
+
+
+@jax.custom_vjp
+def _place(
+    x: Float[Array, "R D"], sources: Int[Array, " S"], targets: Int[Array, " R"]
+) -> Float[Array, "S D"]:
+    """Put row r of x at ``targets[r]``, the inverse of `sources`; zeros for a source of R or more.
+
+    Rows whose target is S or more are left out.
+    """
+    return x.at[sources].get(mode="fill", fill_value=0)
+
+
+_place.defvjp(
+    lambda x, sources, targets: (_place(x, sources, targets), (sources, targets)),
+    lambda maps, gradient: (_place(gradient, *reversed(maps)), None, None),
 )
 
 
@@ -355,10 +374,16 @@ def _all_to_all_experts(
     capacity = expert_capacity(count, devices, capacity_factor)
     sizes_by_device = group_sizes.reshape(devices, -1)  # [to, expert]
     counts = jnp.sum(sizes_by_device, axis=-1)
-    starts = jnp.cumsum(counts) - counts
-    slots = jnp.arange(capacity)
-    send_buffer = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
-    send_buffer = jnp.where((slots[None] < counts[:, None])[..., None], send_buffer, 0)
+    ends, slots, row = jnp.cumsum(counts), jnp.arange(capacity), jnp.arange(count)
+    starts = ends - counts
+    # Row of each slot, and slot of each row; too large if there is none.
+    rows_of_slots = jnp.where(slots[None] < counts[:, None], starts[:, None] + slots[None], count)
+    device = jnp.sum(row[:, None] >= ends[None], axis=-1)
+    slots_of_rows = jnp.where(
+        device < devices, device * capacity + row - starts[device], devices * capacity
+    )
+    maps = rows_of_slots.reshape(-1), slots_of_rows
+    send_buffer = _place(rows, *maps).reshape(devices, capacity, -1)
     exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
     # [from, slot, D], [from, expert]
     received, received_sizes = exchange(send_buffer), exchange(sizes_by_device)
@@ -366,19 +391,14 @@ def _all_to_all_experts(
     local_expert_ids = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
     # Empty slots come last; they are zero rows of the last expert.
     order = jnp.argsort(local_expert_ids)
-    total = jnp.sum(received_sizes, axis=0)
-    total = total.at[-1].add(local_expert_ids.size - jnp.sum(total))
+    other_sizes = jnp.sum(received_sizes[:, :-1], axis=0)
+    total = jnp.append(other_sizes, local_expert_ids.size - jnp.sum(other_sizes))
     places = jnp.argsort(order)
     expert_outputs = experts(
         _permute(received.reshape(local_expert_ids.size, -1), order, places), total
     )
     returned = exchange(_permute(expert_outputs, places, order).reshape(devices, capacity, -1))
-    row = jnp.arange(count)
-    device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
-    outputs = returned[
-        jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, capacity - 1)
-    ]
-    return jnp.where((device < devices)[:, None], outputs, 0)
+    return _place(returned.reshape(devices * capacity, -1), *reversed(maps))
 
 
 class RouterTotals(NamedTuple):

@@ -49,6 +49,14 @@ def test_embed_gradient_counts_its_tokens(normal):
     check_grads(jax.jit(lambda t: F.embed(t, tokens)), (table,), 1, modes=["rev"], rtol=1e-2)
 
 
+def test_embed_gradient_of_a_frequent_token_is_summed_in_float32():
+    """In bfloat16 a sum of ones ends at 256, since 257 is rounded to it."""
+    table, tokens = jnp.zeros((3, 2), "bfloat16"), np.full(1000, 1)
+    gradient = jax.grad(lambda table: F.embed(table, tokens).astype("float32").sum())(table)
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(gradient.astype("float32"), [[0, 0], [1000, 1000], [0, 0]])
+
+
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_check_token_ids_names_the_first_wrong_id(kind):
     functional.check_token_ids(kind([[0, 10], [3, 7]]), 11)

@@ -1,4 +1,4 @@
-"""Products of groups of rows: by XLA and by the kernel for TPUs, step by step, against NumPy."""
+"""Products of groups of rows: by blocks and by the kernel for TPUs, step by step, against NumPy."""
 
 from functools import partial
 
@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import grouped_gemm as grouped
 from jaxformer.functional.grouped_gemm import (
+    BlockedBackend,
     HopperBackend,
     MegabloxBackend,
-    RaggedDotBackend,
     grouped_matmul_by,
 )
 from jaxformer.functional.platforms import TargetDevice, compute_capability_major
@@ -20,7 +20,7 @@ from tests.functional.jitted_functions import F
 
 RNG = np.random.default_rng(0)
 R, D, H, E = 300, 20, 136, 4
-WAYS = {"ragged": RaggedDotBackend(), "megablox": MegabloxBackend(interpret=True)}
+WAYS = {"blocked": BlockedBackend(), "megablox": MegabloxBackend(interpret=True)}
 SIZES = [[130, 0, 169, 1], [0, 0, 0, 300], [128, 128, 44, 0]]
 
 
@@ -51,7 +51,7 @@ def with_gradients(linear, x, kernels, sizes, dy):
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.slow(
-    but=["ragged-[130, 0, 169, 1]", "ragged-[0, 0, 0, 300]", "ragged-[128, 128, 44, 0]"]
+    but=["blocked-[130, 0, 169, 1]", "blocked-[0, 0, 0, 300]", "blocked-[128, 128, 44, 0]"]
 )
 def test_each_group_meets_its_own_kernel(linear, sizes):
     x, kernels, dy = draw(R, D), draw(E, D, H), draw(R, H)
@@ -60,7 +60,7 @@ def test_each_group_meets_its_own_kernel(linear, sizes):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.slow(but=["ragged"])
+@pytest.mark.slow(but=["blocked"])
 def test_groups_differ_between_members_of_a_batch(linear):
     """vmap, nested, with shared kernels."""
     x, kernels, dy = draw(2, 3, R, D), draw(E, D, H), draw(2, 3, R, H)
@@ -73,7 +73,7 @@ def test_groups_differ_between_members_of_a_batch(linear):
             np.testing.assert_allclose(a[i, j], b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.slow(but=["ragged"])
+@pytest.mark.slow(but=["blocked"])
 def test_a_batch_without_members(linear):
     x, kernels, dy = draw(0, R, D), draw(E, D, H), draw(0, R, H)
     mapped = jax.vmap(partial(with_gradients, linear), (0, None, None, 0))
@@ -81,7 +81,7 @@ def test_a_batch_without_members(linear):
     assert [a.shape for a in actual] == [(0, R, H), (0, R, D), (0, E, D, H)]
 
 
-@pytest.mark.slow(but=["ragged"])
+@pytest.mark.slow(but=["blocked"])
 def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
     mesh, rows = jax.sharding.Mesh(jax.devices()[:3], ("data",)), P("data")
     x, kernels, dy = draw(3 * R, D), draw(E, D, H), draw(3 * R, H)
@@ -102,7 +102,7 @@ def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.slow(but=["ragged"])
+@pytest.mark.slow(but=["blocked"])
 def test_bfloat16_stays(linear):
     x, kernels, dy = (a.astype(jnp.bfloat16) for a in (draw(R, D), draw(E, D, H), draw(R, H)))
     actual = jax.jit(partial(with_gradients, linear))(x, kernels, jnp.asarray(SIZES[0]), dy)
@@ -126,6 +126,15 @@ def test_hoppers_kernels_are_the_same_products(sizes):
         np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
 
 
+def test_blocks_need_memory_for_the_rows_and_the_gradient_alone():
+    """A product of all rows with all kernels has a copy of the rows for each of them."""
+    groups, rows, width = 64, 1024, 128
+    x, kernels = jnp.zeros((rows, width)), jnp.zeros((groups, width, width))
+    function = partial(with_gradients, partial(grouped_matmul_by, BlockedBackend()))
+    compiled = jax.jit(function).lower(x, kernels, jnp.zeros(groups, int), x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 8 * x.nbytes + kernels.nbytes
+
+
 def test_tiles_hold_few_groups_and_suit_widths():
     groups = jnp.zeros(4)
     rows = [MegabloxBackend().row_tile(jnp.zeros((n, 1)), groups) for n in (1, 1024, 1100, 99999)]
@@ -143,30 +152,30 @@ def test_tiles_hold_few_groups_and_suit_widths():
 
 HOPPER = TargetDevice("gpu", "NVIDIA H100 80GB HBM3")
 CHOICES = [
-    (TargetDevice("cpu", "cpu"), "bfloat16", 128, RaggedDotBackend, "JAX has no kernel for cpu"),
+    (TargetDevice("cpu", "cpu"), "bfloat16", 128, BlockedBackend, "JAX has no kernel for cpu"),
     (TargetDevice("tpu", "TPU v5p"), "bfloat16", 100, MegabloxBackend, ""),
     (
         TargetDevice("tpu", "TPU v5p"),
         "float16",
         128,
-        RaggedDotBackend,
+        BlockedBackend,
         "bfloat16 or float32; got float16",
     ),
     (HOPPER, "bfloat16", 128, HopperBackend, ""),
-    (HOPPER, "float32", 128, RaggedDotBackend, "bfloat16 or float16; got float32"),
-    (HOPPER, "bfloat16", 100, RaggedDotBackend, "multiples of 128; got 100 and 128"),
+    (HOPPER, "float32", 128, BlockedBackend, "bfloat16 or float16; got float32"),
+    (HOPPER, "bfloat16", 100, BlockedBackend, "multiples of 128; got 100 and 128"),
     (
         TargetDevice("gpu", "NVIDIA A100-SXM4-40GB"),
         "bfloat16",
         128,
-        RaggedDotBackend,
+        BlockedBackend,
         "need a Hopper GPU; got NVIDIA A100",
     ),
     (
         TargetDevice("gpu", "NVIDIA B200"),
         "bfloat16",
         128,
-        RaggedDotBackend,
+        BlockedBackend,
         "need a Hopper GPU; got NVIDIA B200",
     ),
 ]
@@ -190,7 +199,7 @@ def test_older_versions_of_jax_have_no_gradient_for_hopper(monkeypatch):
     monkeypatch.setattr(grouped, "target_device", lambda: HOPPER)
     monkeypatch.setattr(grouped, "find_spec", lambda name: None)
     kernels = jnp.zeros((E, 128, 128), "bfloat16")
-    assert type(grouped._choose_backend(kernels[0], kernels)) is RaggedDotBackend
+    assert type(grouped._choose_backend(kernels[0], kernels)) is BlockedBackend
 
 
 def test_biases_of_groups_and_their_gradient():

@@ -151,11 +151,12 @@ def test_experts_on_other_devices(lean):
     spread = shared_out(partial(mix, axis_name="parts"), rows, rows, rows, out=rows)
     np.testing.assert_allclose(spread(x, logits, kernels), mix(x, logits, kernels), atol=1e-5)
     weights = draw(8, 3, 5, seed=3)
-    slopes = [
-        jax.grad(lambda *a, f=f: jnp.sum(weights * f(*a)), (0, 1, 2))(x, logits, kernels)
-        for f in (spread, mix)
+    gradients = [
+        jax.grad(lambda *a, f=f: jnp.sum(weights * f(*a)), (0, 1, 2)) for f in (spread, mix)
     ]
+    slopes = [gradient(x, logits, kernels) for gradient in gradients]
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), *slopes)
+    assert "scatter" not in str(jax.make_jaxpr(gradients[0])(x, logits, kernels))
 
 
 def mixed_by_hand(x, routing, kernels, *, devices, room):

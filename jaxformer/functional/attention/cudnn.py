@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Integer
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.masks import segment_mask
 from jaxformer.functional.external_kernels import AttentionKernel, SegmentIds
+from jaxformer.functional.platforms import compute_capability_major, target_device
 
 MAX_SEGMENTS = 16  # per row; the gradient's memory and time grow with it
 
@@ -46,6 +47,20 @@ def segment_offsets(
     offsets = jnp.sum(begun[:, None] <= number, axis=2, dtype=jnp.int32)
     lengths = jnp.where(offsets[:, :-1] < T, jnp.diff(offsets, axis=1), -1)
     return jnp.where(offsets < T, offsets, -1).at[:, -1].set(-1), lengths
+
+
+def takes_offsets() -> bool:
+    """Whether cuDNN takes segments as offsets: on Hopper GPUs and later."""
+    return compute_capability_major(target_device().kind) >= 9
+
+
+def describe_segments(mask: Any) -> str:
+    """Describe the form in which cuDNN gets the segments of a mask; empty if there are none."""
+    if mask is None or mask.query_segments is None:
+        return ""
+    if not takes_offsets():
+        return f", segments as a T x T mask, since an {target_device().kind} takes no offsets"
+    return f", segments as offsets, or as a T x T mask if a row has more than {MAX_SEGMENTS}"
 
 
 def _starts(segments: Array) -> Array:

@@ -3,6 +3,7 @@
 import logging
 from typing import Any, Literal
 
+from jaxformer.functional.attention.cudnn import describe_segments
 from jaxformer.functional.attention.kernels import (
     ArrayOrShape,
     AttentionRequest,
@@ -68,6 +69,8 @@ def choose_implementation(
             else "xla"
         )
     explanation = "" if fallback_reason is None else f", since {fallback_reason}"
+    if choice == "cudnn":
+        explanation = describe_segments(request.mask)
     LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, explanation)
     return choice
 

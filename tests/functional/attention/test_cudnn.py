@@ -142,7 +142,7 @@ CALLS: list[str] = []
 def kernel(monkeypatch):
     """`cudnn_attention` of an H100, with JAX's functions as they are above."""
     monkeypatch.setattr(
-        kernels, "target_device", lambda: TargetDevice("gpu", "NVIDIA H100 80GB HBM3")
+        cudnn, "target_device", lambda: TargetDevice("gpu", "NVIDIA H100 80GB HBM3")
     )
     monkeypatch.setattr(cudnn.jax.nn, "dot_product_attention", by_mask)
     monkeypatch.setattr(fused, "dot_product_attention", by_offsets)
@@ -201,7 +201,7 @@ def test_rows_of_vmap_are_a_batch_each_with_the_same_kernel(kernel):
 
 def test_a_gpu_before_hopper_has_a_mask(kernel, monkeypatch):
     monkeypatch.setattr(
-        kernels, "target_device", lambda: TargetDevice("gpu", "NVIDIA A100-SXM4-80GB")
+        cudnn, "target_device", lambda: TargetDevice("gpu", "NVIDIA A100-SXM4-80GB")
     )
     jax.jit(partial(both, kernel, RULES["causal"]))(np.stack(ROWS["few"]), *arrays(2))
     assert set(CALLS) == {"mask"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.functional import cudnn_attention, dot_product_attention, splash_attention
-from jaxformer.functional.attention import dispatch, kernels
+from jaxformer.functional.attention import cudnn, dispatch, kernels
 from jaxformer.functional.attention.dispatch import choose_implementation
 from jaxformer.functional.attention.kernels import AttentionRequest
 from jaxformer.functional.external_kernels import merge_vmap_axes
@@ -35,7 +35,7 @@ def elsewhere(monkeypatch):
     """The choice as it is made on another platform; nothing is computed."""
 
     def on(platform, kind="NVIDIA H100 80GB HBM3"):
-        for module in (kernels, dispatch):
+        for module in (cudnn, kernels, dispatch):
             monkeypatch.setattr(module, "target_device", lambda: TargetDevice(platform, kind))
 
     return on
@@ -93,6 +93,20 @@ def test_the_choice_is_logged_with_its_reason(elsewhere, caplog):
         f"{start}blockwise, since there is no kernel for a cpu",
         f"{start}splash",
         f"{start}blockwise, since it has no soft cap; got logit_softcap 3.0",
+    ]
+
+
+def test_the_form_of_segments_is_logged(elsewhere, caplog):
+    caplog.set_level("INFO", logger="jaxformer")
+    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"):
+        elsewhere("gpu", kind)
+        chosen(mask=IN_ORDER._replace(query_segments=AT // 100, key_segments=AT // 100))
+    chosen(mask=IN_ORDER)
+    start = "Attention of 512 queries to 512 keys: cudnn"
+    assert caplog.messages == [
+        f"{start}, segments as offsets, or as a T x T mask if a row has more than 16",
+        f"{start}, segments as a T x T mask, since an NVIDIA A100-SXM4-80GB takes no offsets",
+        start,
     ]
 
 
