@@ -1,7 +1,7 @@
 """Norm options: LayerNorm, RMSNorm and QK-norm."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Array, Float
 
@@ -19,11 +19,13 @@ class LayerNorm:
         eps: Added to the variance.
         parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
+        subtracts_mean: True.
     """
 
     eps: float = 1e-5
     parameters: NormParameters = "scale_bias"
     scale_offset: float = 0.0
+    subtracts_mean: ClassVar[bool] = True
 
     def __post_init__(self):
         check_fields(self)
@@ -50,12 +52,14 @@ class RMSNorm:
         eps_position: Whether eps is inside or outside the root.
         parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
+        subtracts_mean: False.
     """
 
     eps: float = 1e-6
     eps_position: Literal["inside", "outside"] = "inside"
     parameters: NormParameters = "scale"
     scale_offset: float = 0.0
+    subtracts_mean: ClassVar[bool] = False
 
     def __post_init__(self):
         check_fields(self)

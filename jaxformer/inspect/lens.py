@@ -1,18 +1,20 @@
-"""Logit lens and per-token losses."""
+"""Logit lens, tuned lens and per-token losses."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.model_trace import (
+    ModelTrace,
     Params,
+    ResidualTrace,
     as_id_array,
     as_int_tuple,
     check_inputs,
@@ -22,7 +24,25 @@ from jaxformer.inspect.model_trace import (
 from jaxformer.inspect.sizes import format_bytes
 from jaxformer.layers import Norm, RuntimeConfig, Transformer
 from jaxformer.layers.embedding import LMHead
+from jaxformer.layers.lora import merge_lora
 from jaxformer.layers.parameter_metadata import check_parameters
+
+
+class TunedLens(NamedTuple):
+    """Affine maps of the residual stream, for `logit_lens`; see `train_tuned_lens`.
+
+    Attributes:
+        kernel: Kernels, after 0, 1, ... layers; there is none after the last.
+        bias: Biases.
+    """
+
+    kernel: Float32[Array, "layers D D"]
+    bias: Float32[Array, "layers D"]
+
+    def translate(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+        """Return x + x @ kernel + bias, with the kernel and bias of one depth."""
+        change = x @ self.kernel.astype(x.dtype)
+        return x + change + jnp.broadcast_to(self.bias.astype(x.dtype), x.shape)
 
 
 def logit_lens(
@@ -31,6 +51,7 @@ def logit_lens(
     tokens: Int[Array, "*batch T"],
     *,
     layers: int | Sequence[int] | None = None,
+    tuned: TunedLens | None = None,
     max_bytes: int = 2**30,
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
@@ -45,6 +66,7 @@ def logit_lens(
         tokens: Token ids.
         layers: Numbers of layers after which to apply the head, from 0 (the embedding) to the depth
             of the stack; None is all.
+        tuned: A tuned lens of `train_tuned_lens`, whose maps come before the norm.
         max_bytes: Maximum size of the result.
         dtype: Dtype of the computation.
         **inputs: As in `trace`.
@@ -56,7 +78,8 @@ def logit_lens(
         ValueError: A number of layers is out of range, or the result exceeds `max_bytes`.
 
     References:
-        nostalgebraist, Interpreting GPT: the Logit Lens, 2020
+        nostalgebraist, Interpreting GPT: the Logit Lens, 2020; Belrose et al., Eliciting Latent
+        Predictions from Transformers with the Tuned Lens, 2023. arXiv:2303.08112
     """
     stack = head_stack(config)
     depth = config.stacks[stack][1]
@@ -73,18 +96,34 @@ def logit_lens(
             f"Select fewer layers, for example layers=({depth},), or fewer tokens, or raise "
             f"max_bytes to {needed}."
         )
+    config, params = merge_lora(config, params)
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
-    residual_trace = getattr(recorded, stack)
-    stream = jnp.concatenate([residual_trace.embeddings[None], residual_trace.stream])[
-        jnp.asarray(depths)
-    ]
-    return _apply_head(
+    stream = depth_streams(config, recorded)
+    if tuned is not None:
+        shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)
+        if (tuned.kernel.shape, tuned.bias.shape) != shapes:
+            raise ValueError(
+                f"tuned must have arrays of shapes {shapes}, those of this model; got "
+                f"{tuned.kernel.shape} and {tuned.bias.shape}."
+            )
+        translated = jax.vmap(TunedLens.translate)(tuned, stream[:-1])
+        stream = jnp.concatenate([translated, stream[-1:]])
+    stream = stream[jnp.asarray(depths)]
+    return apply_head(
         config, RuntimeConfig(dtype=dtype, adapter=config.adapter), stack, params, stream
     )
 
 
+def depth_streams(
+    config: c.TransformerConfig, recorded: ModelTrace
+) -> Float[Array, "depths *batch T D"]:
+    """Residual streams before the LM head: after 0, 1, ... layers."""
+    stack: ResidualTrace = getattr(recorded, head_stack(config))
+    return jnp.concatenate([stack.embeddings[None], stack.stream])
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _apply_head(
+def apply_head(
     config: c.TransformerConfig, mode: RuntimeConfig, stack: str, params: Params, x: Array
 ) -> Float32[Array, "depths *batch T V"]:
     """Apply the model's final norm and head to a residual stream."""

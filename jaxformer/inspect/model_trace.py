@@ -108,7 +108,7 @@ def apply_with_intermediates(
         params: The parameters.
         tokens: Token ids.
         inputs: Other arrays that the model takes.
-        perturbations: Arrays to add to intermediates (see `layers.runtime.sow_and_perturb`).
+        perturbations: Functions of intermediates (see `layers.runtime.sow_and_perturb`).
 
     Raises:
         ValueError: The parameters do not match the model.

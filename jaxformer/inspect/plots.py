@@ -18,6 +18,7 @@ from jaxtyping import Array
 from jaxformer.inspect.attention_weights import AttentionMaps
 
 MAX_TICK_LABELS = 40
+MAX_NUMBERS = 100  # cells of a heatmap with their numbers
 Numbers = Array | np.ndarray | Sequence[Any]
 
 
@@ -87,12 +88,21 @@ def plot_attention(
 
 
 def plot_heatmap(
-    values: Numbers, *, xlabel: str = "", ylabel: str = "", title: str = "", centered: bool = False
+    values: Numbers,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    centered: bool = False,
 ) -> Any:
-    """Plot a matrix as a heatmap.
+    """Plot a matrix as a heatmap; a matrix of at most 100 cells has its numbers in them.
 
     Args:
-        values: [rows, columns].
+        values: [rows, columns]; cells of NaN are empty.
+        rows: Text of each row, shown for at most 40.
+        columns: Text of each column, likewise.
         xlabel: Label of the columns.
         ylabel: Label of the rows.
         title: Title of the figure.
@@ -102,18 +112,37 @@ def plot_heatmap(
         The figure.
 
     Raises:
-        ValueError: `values` is not a matrix.
+        ValueError: `values` is not a matrix, or the numbers of texts do not match it.
     """
     values = np.asarray(values, np.float32)
     if values.ndim != 2:
         raise ValueError(f"values must be [rows, columns]; got shape {values.shape}.")
+    _check_count("rows", rows, values.shape[0])
+    _check_count("columns", columns, values.shape[1])
     figure = _new_figure(7.0, 4.0)
     axes = figure.add_subplot()
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
     if centered:
-        limit = float(np.abs(values).max()) or 1.0
+        limit = float(np.nanmax(np.abs(values))) or 1.0
         options |= {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
-    figure.colorbar(axes.imshow(values, **options), ax=axes)
+    image = axes.imshow(values, **options)
+    figure.colorbar(image, ax=axes)
+    if values.size <= MAX_NUMBERS:
+        rows, columns = (
+            [str(i) for i in range(count)] if texts is None else texts
+            for texts, count in zip((rows, columns), values.shape, strict=True)
+        )
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                dark = image.norm(value) < 0.25 or (centered and image.norm(value) > 0.75)
+                style = {"ha": "center", "va": "center", "fontsize": 7}
+                axes.text(column, row, f"{value:z.2f}", color="white" if dark else "black", **style)
+    for set_ticks, texts, how in (
+        (axes.set_yticks, rows, {}),
+        (axes.set_xticks, columns, {"rotation": 90}),
+    ):
+        if texts is not None and len(texts) <= MAX_TICK_LABELS:
+            _set_tick_labels(set_ticks, texts, **how)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     return figure
 

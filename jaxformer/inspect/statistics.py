@@ -150,7 +150,9 @@ def _gradient_norms(
     """Norms of the gradient in the parameters, and in zeros added to the stream of each layer."""
     _, shapes = jax.eval_shape(partial(apply_with_intermediates, model), params, tokens, inputs)
     streams = {name: _stream_shapes(stack) for name, stack in shapes.items()}
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), streams)
+    zeros = jax.tree.map(
+        lambda x: (jax.tree_util.Partial(jnp.add, jnp.zeros(x.shape, x.dtype)),), streams
+    )
 
     def loss(params: Params, perturbations: Any) -> Float[Array, ""]:
         logits, _ = apply_with_intermediates(model, params, tokens, inputs, perturbations)

@@ -120,7 +120,7 @@ class LMHead(nn.Module):
             kernel = sharded_parameter(
                 self, "kernel", init_fn, shape, logical_axes, self.runtime, dtype=dtype
             )
-            if (lora := self.runtime.lora_of(self.path)) is not None:
+            if (lora := self.runtime.lora_of(("head",))) is not None:
                 kernel = adapt_kernel(self, lora, kernel, shape, logical_axes, self.runtime)
         bias = None
         if cfg.bias:

@@ -10,7 +10,7 @@ from jaxformer.config import Initialiser
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.lora import adapt_output
 from jaxformer.layers.parameters import initializer, sharded_parameter
-from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
 
 
 class Linear(nn.Module):
@@ -37,6 +37,8 @@ class Linear(nn.Module):
             self.kernel_init, num_input_axes=logical_axes.num_input_axes, divisor=self.init_divisor
         )
         shape = (*(self.input_shape or x.shape[-logical_axes.num_input_axes :]), *self.features)
+        if logical_axes.names[0] in ("heads", "hidden"):
+            x = sow_and_perturb(self, logical_axes.names[0], x)
         dtype = self.runtime.dtype
         kernel = sharded_parameter(
             self, "kernel", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype

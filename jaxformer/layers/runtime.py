@@ -1,6 +1,6 @@
 """Run-time options of a model, which change no parameter; dropout, and intermediate values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -133,22 +133,24 @@ def dropout_key(module: nn.Module, axis_name: str | None = None) -> PRNGKeyArray
 
 
 def sow_and_perturb(module: nn.Module, name: str, value: Any) -> Any:
-    """Sow a value as an intermediate, after adding its perturbation if one was passed in.
+    """Sow a value as an intermediate, after applying its perturbations if any were passed in.
 
-    `apply(..., mutable=["intermediates"])` returns the value under the module's path. An array in
-    the collection "perturbations" under the same path is added to it; zeros there give the gradient
-    with respect to the value. Without these collections there is no cost.
+    `apply(..., mutable=["intermediates"])` returns the value under the module's path. The
+    collection "perturbations" has, under the same path, a tuple of functions of the value that are
+    pytrees (`jax.tree_util.Partial`, `inspect.patches`); the module goes on with their result.
+    Without these collections there is no cost.
 
     Args:
         module: The module that computes the value.
         name: Name of the value.
-        value: An array, or a tree of arrays if it is not perturbed.
+        value: An array or a tree of arrays.
 
     Returns:
         The value, perturbed.
     """
-    if module.has_variable(PERTURBATIONS, name):
-        value = value + module.get_variable(PERTURBATIONS, name)
+    perturbations: tuple[Callable[[Any], Any], ...] = module.get_variable(PERTURBATIONS, name, ())
+    for perturb in perturbations:
+        value = perturb(value)
     if not module.is_initializing():
         module.sow(INTERMEDIATES, name, value, init_fn=lambda: None, reduce_fn=lambda _, last: last)
     return value

@@ -269,12 +269,20 @@ def test_all_maps_at_once_are_neither_drawn_nor_summed():
 def test_heat_and_lines_hold_their_numbers():
     heat = inspect.plot_heatmap([[1.0, -3.0]], centered=True, xlabel="x", title="t").axes[0]
     assert heat.images[0].get_clim() == (-3, 3) and heat.get_xlabel() == "x"
+    texts = [text.get_text() for text in heat.texts]
+    labels = [label.get_text() for label in heat.get_xticklabels()]
+    assert texts == ["1.00", "-3.00"] and labels == ["0", "1"]
+    named = inspect.plot_heatmap([[np.nan, 2.0]], rows=["a"], columns=["$", "b"]).axes[0]
+    assert [text.get_text() for text in named.texts] == ["2.00"]
+    assert [label.get_text() for label in named.get_xticklabels()] == ["$", "b"]
     lines = inspect.plot_lines({"a": [1.0, 2.0], "b": [3.0, 4.0]}, x=[5, 7], logy=True).axes[0]
     assert [line.get_label() for line in lines.lines] == ["a", "b"]
     np.testing.assert_array_equal(lines.lines[1].get_xydata(), [[5, 3], [7, 4]])
     assert lines.get_yscale() == "log"
     with pytest.raises(ValueError, match=r"\[rows, columns\]; got shape \(3,\)"):
         inspect.plot_heatmap([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="rows must have 1 entries; got 2"):
+        inspect.plot_heatmap([[1.0, 2.0]], rows=["a", "b"])
 
 
 def test_dollars_are_drawn_as_dollars():

@@ -65,6 +65,7 @@ class Decay(RecurrentDefaults):
     max_memory: float = 4096.0
     angles: Angles | None = Angles()
     biases: tuple[Literal["value", "out"], ...] = ()
+    head_kernels = (None, None, "value")
 
     def __post_init__(self):
         check_fields(self)

@@ -54,6 +54,7 @@ class SharedKV(GroupedHeads):
     qk_norm: QKNorm | None = None
     biases: tuple[Literal["query", "key_value", "out"], ...] = ()
     output_gate: OutputGate | None = None
+    head_kernels = ("query", "key_value", "key_value")
 
     def __post_init__(self):
         check_fields(self)

@@ -31,10 +31,11 @@ class ScoreOptions:
 
 
 class AttentionTrace(NamedTuple):
-    """Query, key, mask, bias and sinks of an attention call, sown for `inspect`."""
+    """Query, key, value, mask, bias and sinks of an attention call, sown for `inspect`."""
 
     query: Float[Array, "*batch T N H"]
     key: Float[Array, "*batch S K H"]
+    value: Float[Array, "*batch S K Hv"]
     mask: Bool[Array, "..."] | F.AttentionMask | None
     bias: Float[Array, "..."] | F.AttentionBias | None
     sinks: Float[Array, " N"] | None
@@ -194,10 +195,10 @@ def attend(
     """
     key_is_value, key = value is key, key.astype(query.dtype)
     value = key if key_is_value else value.astype(query.dtype)
-    sow_and_perturb(
+    query, key, value, *_ = sow_and_perturb(
         module,
         "attention_trace",
-        AttentionTrace(query, key, inputs.mask, inputs.bias, sinks, score_options),
+        AttentionTrace(query, key, value, inputs.mask, inputs.bias, sinks, score_options),
     )
     applies_dropout = not runtime.deterministic and dropout_rate > 0
     attend: Callable[..., Array] = partial(

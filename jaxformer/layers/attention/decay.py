@@ -17,10 +17,11 @@ from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
 
 
 class DecayTrace(NamedTuple):
-    """Decay rates and segments, sown for `inspect`."""
+    """Decay rates, segments and values, sown for `inspect`."""
 
     rates: F.DecayRates
     segments: Int[Array, "*batch T"] | None
+    value: Float[Array, "*batch T N H"]
 
 
 class DecayAttention(nn.Module):
@@ -69,7 +70,8 @@ class DecayAttention(nn.Module):
             jnp.float32
         )
         rates = F.decay_rates(self.memory())
-        sow_and_perturb(self, "attention_trace", DecayTrace(rates, inputs.segments))
+        trace = DecayTrace(rates, inputs.segments, value)
+        value = sow_and_perturb(self, "attention_trace", trace).value
         layer_index = None if cache_update is None else cache_update.layer_index
         output, state = F.linear_recurrence(
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),

@@ -24,9 +24,12 @@ UNIT_EPS = 1e-6  # added to the squared length of queries and keys
 
 
 class LinearAttentionTrace(NamedTuple):
-    """Logarithms of the decays, sown for `inspect`; zeros without a decay."""
+    """Logarithms of the decays (zeros without a decay) and vectors, sown for `inspect`."""
 
     log_decay: Float[Array, "*batch T N"] | Float[Array, "*batch T N H"]
+    query: Float[Array, "*batch T K H"]
+    key: Float[Array, "*batch T K H"]
+    value: Float[Array, "*batch T N Hv"]
 
 
 class LinearAttention(nn.Module):
@@ -69,8 +72,9 @@ class LinearAttention(nn.Module):
         if cfg.unit_vectors:
             query, key = _unit_vectors(query), _unit_vectors(key)
         log_decay, beta = self._decay_and_beta(x, shared_x)
-        trace = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
-        sow_and_perturb(self, "attention_trace", LinearAttentionTrace(trace))
+        decays = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
+        trace = LinearAttentionTrace(decays, query, key, value)
+        _, query, key, value = sow_and_perturb(self, "attention_trace", trace)
         layer_index = None if cache_update is None else cache_update.layer_index
         scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
         y, state = F.linear_attention(
