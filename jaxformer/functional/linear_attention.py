@@ -138,10 +138,8 @@ def linear_attention(
             f"{(*shape, key.shape[-1])}; got {decay.shape}."
         )
     weight = jnp.ones(shape) if beta is None else beta
-    state = initial_state
-    if state is None:
-        state = jnp.zeros((*shape[:-2], N, key.shape[-1], value.shape[-1]))
-    state = state.astype(jnp.float32)
+    state_shape = *shape[:-2], N, key.shape[-1], value.shape[-1]
+    state = jnp.zeros(state_shape) if initial_state is None else initial_state.astype(jnp.float32)
     if axis_name is not None:
         options: dict[str, Any] = dict(delta_rule=delta_rule, method=method, chunk_size=chunk_size)
         arrays = dict(query=query, key=key, value=value, log_decay=decay, beta=weight)

@@ -126,38 +126,45 @@ def write_adapter(
             "the whole model."
         )
     tensors: dict[str, np.ndarray] = {}
-    ranks: dict[str, int] = {}
     for module in modules:
         tensors |= _module_tensors(module, arrays)
-        if len(module.mapping.slices) > 1:
-            ranks[module.name] = lora.rank * len(module.mapping.slices)
-    for name, x in tensors.items():
-        check_finite(x, x.dtype if dtype is None else np.dtype(dtype), name)
-    scale = {name: lora.scale * (math.sqrt(r) if lora.rslora else r) for name, r in ranks.items()}
-    values = {
+    entries = [
+        files.TensorSpec(name, x.dtype if dtype is None else np.dtype(dtype), x.shape)
+        for name, x in sorted(tensors.items())
+    ]
+    for entry in entries:
+        check_finite(tensors[entry.name], entry.dtype, entry.name)
+    files.write_file(folder / ADAPTER_WEIGHTS, entries, (tensors[e.name] for e in entries))
+    settings = {
+        **_settings(lora, modules),
+        "base_model_name_or_path": base,
+        "target_modules": _short_names(modules, adaptable_modules(config)),
+    }
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+
+
+def _settings(lora: c.LoRA, modules: list[ModuleAdapter]) -> dict[str, Any]:
+    """Fields of adapter_config.json, with the ranks of the modules that hold several kernels."""
+    counts = {m.name: len(m.mapping.slices) for m in modules}
+    ranks = {name: lora.rank * count for name, count in counts.items() if count > 1}
+    return {
         "peft_type": "LORA",
         "task_type": None,
-        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
-        "target_modules": _short_names(modules, adaptable_modules(config)),
         "rank_pattern": ranks,
-        "alpha_pattern": scale,
+        "alpha_pattern": {
+            name: lora.scale * (math.sqrt(rank) if lora.rslora else rank)
+            for name, rank in ranks.items()
+        },
         "bias": "none",
         "fan_in_fan_out": any(_is_conv1d(module) for module in modules),
         "inference_mode": True,
     }
-    entries = [
-        files.TensorSpec(name, x.dtype if dtype is None else np.dtype(dtype), x.shape)
-        for name, x in sorted(tensors.items())
-    ]
-    ordered = (tensors[entry.name] for entry in entries)
-    files.write_file(folder / ADAPTER_WEIGHTS, entries, ordered)
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
 
 
 def load_adapter(
@@ -180,39 +187,25 @@ def load_adapter(
             is not supported.
     """
     folder = Path(folder)
-    values, stored = read_json(folder / ADAPTER_CONFIG), files.read_header(folder / ADAPTER_WEIGHTS)
-    if values.get("peft_type") != "LORA":
-        raise ValueError(
-            f"{folder / ADAPTER_CONFIG} has peft_type {values.get('peft_type')!r}; it must be LORA."
-        )
-    for name, neutral in WITHOUT_EFFECT.items():
-        if values.get(name, neutral[0]) not in neutral:
-            raise ValueError(
-                f"{folder / ADAPTER_CONFIG}: {name}={values[name]!r} is not supported; it must be "
-                f"{neutral[0]!r}."
-            )
+    values = _read_settings(folder)
     base = replace(config, adapter=None)
     check_parameters(base, params)
     modules = {m.name: m for m in adaptable_modules(base)}
-    tensors = {name: files.read_tensor(x) for name, x in stored.items()}
-    by_module = _group_by_module(folder, tensors, modules)
-    ranks = {name: _rank(parts) for name, parts in by_module.items()}
+    by_module = _group_by_module(folder, _read_tensors(folder), modules)
+    ranks = {name: len(parts["A"]) for name, parts in by_module.items()}
     scales = {name: _scale(values, name, rank) for name, rank in ranks.items()}
-    rank, rslora = max(ranks.values()), bool(values.get("use_rslora"))
-    first = next(iter(scales.values()))
-    alpha = first * (math.sqrt(rank) if rslora else rank)
     paths = [slot.path for name in by_module for slot in modules[name].mapping.slices]
     targets = {target_name(tuple(path.split("/")[:-1])) for path in paths}
+    rank, rslora = max(ranks.values()), bool(values.get("use_rslora"))
     lora = c.LoRA(
         rank=rank,
-        alpha=alpha,
+        alpha=next(iter(scales.values())) * (math.sqrt(rank) if rslora else rank),
         targets=tuple(sorted(targets)),
         rslora=rslora,
         dora=bool(values.get("use_dora")),
         dropout=float(values.get("lora_dropout") or 0.0),
     )
     adapted = replace(base, adapter=lora)
-    arrays = dict(flatten_dict(params, sep="/"))
     filled = {
         path: np.zeros(shape, np.float32)
         for path, shape in parameter_shapes(adapted).items()
@@ -221,9 +214,32 @@ def load_adapter(
     if lora.dora:
         _check_complete(folder, filled, by_module, modules)
     for name, parts in by_module.items():
-        _fill_module(folder, filled, modules[name], parts, rank, scales[name] / lora.scale)
-    arrays |= {path: jnp.asarray(x) for path, x in filled.items()}
+        _fill_module(folder, filled, modules[name], parts, scales[name] / lora.scale)
+    arrays = flatten_dict(params, sep="/") | {path: jnp.asarray(x) for path, x in filled.items()}
     return Pretrained(adapted, unflatten_dict(arrays, sep="/"))
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """Read adapter_config.json, and refuse what would change the outputs."""
+    path = folder / ADAPTER_CONFIG
+    values = read_json(path)
+    if values.get("peft_type") != "LORA":
+        raise ValueError(f"{path} has peft_type {values.get('peft_type')!r}; it must be LORA.")
+    for name, neutral in WITHOUT_EFFECT.items():
+        if values.get(name, neutral[0]) not in neutral:
+            raise ValueError(
+                f"{path}: {name}={values[name]!r} is not supported; it must be {neutral[0]!r}."
+            )
+    return values
+
+
+def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of the adapters, which must be finite."""
+    path = folder / ADAPTER_WEIGHTS
+    tensors = {name: files.read_tensor(x) for name, x in files.read_header(path).items()}
+    for name, x in tensors.items():
+        check_finite(x, np.dtype(np.float32), f"{name} in {path}")
+    return tensors
 
 
 def adaptable_modules(config: c.TransformerConfig) -> list[ModuleAdapter]:
@@ -338,10 +354,6 @@ def _group_by_module(
     return groups
 
 
-def _rank(parts: Mapping[str, np.ndarray]) -> int:
-    return parts["A"].shape[0]
-
-
 def _scale(values: Mapping[str, Any], name: str, rank: int) -> float:
     """Scale of a module's update, from its alpha and rank."""
     patterns = values.get("alpha_pattern") or {}
@@ -373,10 +385,9 @@ def _fill_module(
     filled: Mapping[str, np.ndarray],
     module: ModuleAdapter,
     parts: Mapping[str, np.ndarray],
-    rank: int,
     factor: float,
 ) -> None:
-    """Copy PEFT's tensors of one module into our parameters, of a rank that is at least theirs."""
+    """Copy PEFT's tensors of one module into our parameters, whose rank may be larger."""
     a, b = (parts[name].astype(np.float32) for name in "AB")
     shapes = module.b_shapes(len(a))
     inputs = math.prod(module.mapping.slice_shapes[0][: module.num_input_axes[0]])

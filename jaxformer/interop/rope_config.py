@@ -143,9 +143,8 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
     Returns:
         The object, and ``max_position_embeddings`` if the scaling determines it.
     """
-    section: dict[str, Any] = {"rope_theta": rope.base, "rope_type": "default"}
-    scaling, lengths = rope.scaling, {}
-    match scaling:
+    section, lengths = dict[str, Any](rope_theta=rope.base, rope_type="default"), dict[str, int]()
+    match scaling := rope.scaling:
         case c.LinearScaling(factor=factor):
             section |= {"rope_type": "linear", "factor": factor}
         case c.DynamicNTK(factor=factor, original_max_length=length):

@@ -1,5 +1,7 @@
 """`Transformer`: embedding, encoder and/or decoder stack, and LM head."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
@@ -104,17 +106,13 @@ class Transformer(nn.Module):
         """
         runtime = self.make_runtime(deterministic=deterministic, cache_is_empty=cache_is_empty)
         cfg = self.config
-        self.check_source(source, cache)
-        if cache is not None and targets is not None:
-            raise ValueError("Targets need the whole sequence; pass either targets or a cache.")
+        self.check_inputs(source, cache, targets)
         embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
         token_table = embedder.tokens()
         if cache is None:
             token_positions = self.token_positions(tokens, positions, segments)
         else:
-            token_positions = self.next_token_positions(tokens, positions, segments, cache)
-            if cache_is_empty:
-                check_empty(cache)
+            token_positions = self.next_token_positions(tokens, positions, segments, cache, runtime)
         encoder_output, cross_inputs = None, AttentionInputs()
         if cfg.topology.is_encoder_decoder:
             if source is not None:
@@ -137,8 +135,7 @@ class Transformer(nn.Module):
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not cfg.topology.is_encoder_decoder:
-            self.check_read(runtime.read)  # with a cached source, the encoder's are not read
-            runtime.check_targets()
+            self.check_read(runtime)  # with a cached source, the encoder's are not read
         if isinstance(logits, F.LogitStatistics) or new_cache is None:
             return logits
         new_cache = new_cache.lengthen(token_positions.segments)
@@ -193,8 +190,10 @@ class Transformer(nn.Module):
         # Once here instead of in the key projection of each layer.
         return F.copy_to_tensor_parallel(output, self.mesh_axes.tensor)
 
-    def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
-        """Require a source for an EncoderDecoder, and refuse it for other topologies."""
+    def check_inputs(self, source: Any, cache: Cache | None, targets: Any) -> None:
+        """Require a source for an EncoderDecoder alone, and refuse targets with a cache."""
+        if cache is not None and targets is not None:
+            raise ValueError("Targets need the whole sequence; pass either targets or a cache.")
         has_encoder = self.config.topology.is_encoder_decoder
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.first_layers, *cache.layers, *cache.tail)
@@ -203,10 +202,11 @@ class Transformer(nn.Module):
         if not has_encoder and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder, so it takes no source.")
 
-    def check_read(self, read: set[tuple[str, ...]]) -> None:
-        """Check that every parameter was read by a module."""
+    def check_read(self, runtime: RuntimeConfig) -> None:
+        """Check that every parameter was read by a module, and every target of adapters exists."""
+        runtime.check_targets()
         paths = flatten_dict(self.variables.get("params", {}))
-        unread = ("/".join(path) for path in paths if (*self.path, *path) not in read)
+        unread = ("/".join(path) for path in paths if (*self.path, *path) not in runtime.read)
         raise_misfits([f"{path} is not a parameter of the model" for path in sorted(unread)])
 
     def token_positions(
@@ -232,6 +232,7 @@ class Transformer(nn.Module):
         positions: Int[Array, "*any T"] | None,
         segments: Int[Array, "*batch T"] | None,
         cache: Cache,
+        runtime: RuntimeConfig,
     ) -> TokenPositions:
         """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
         if positions is not None:
@@ -241,6 +242,8 @@ class Transformer(nn.Module):
         valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
         positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
         check_capacity(self.config, cache, valid, padded=segments is not None)
+        if runtime.cache_is_empty:
+            check_empty(cache)
         return TokenPositions(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
 
     def embed(

@@ -185,12 +185,10 @@ def compile_update(
     optimizer_config = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind())
     metadata = trained_parameters(config.adapter, parameter_metadata(config))
     optimizer = make_optimizer(optimizer_config, 1, metadata)
-    update = make_train_step(
-        model, optimizer, mesh, gradient_accumulation_steps=work.gradient_accumulation_steps
-    )
-    batch = abstract_batch(
-        config, mesh, work.global_batch_size(sizes), work.length, work.source_length
-    )
+    accumulation = work.gradient_accumulation_steps
+    update = make_train_step(model, optimizer, mesh, gradient_accumulation_steps=accumulation)
+    batch_size = work.global_batch_size(sizes)
+    batch = abstract_batch(config, mesh, batch_size, work.length, work.source_length)
     state = abstract_train_state(model, optimizer, mesh)
     without_device = devices[0].platform == "gpu" and devices[0] not in jax.devices()
     with patched_gpu_checks() if without_device else nullcontext():

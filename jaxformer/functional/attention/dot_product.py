@@ -1,7 +1,7 @@
 """Scaled dot-product attention: one head, and all heads with a choice of implementation."""
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -189,8 +189,7 @@ def dot_product_attention(
     )
     query, scale = resolve_scale(query, scale)
     request = AttentionRequest(mask, bias, logit_softcap, normalizer, dropout_rate)
-    lazy_mask: Any = mask
-    lazy_bias: Any = bias
+    lazy_mask, lazy_bias = cast(Any, mask), cast(Any, bias)
     match choose_implementation(query, key, value, implementation, request):
         case "blockwise":
             return blockwise_attention(

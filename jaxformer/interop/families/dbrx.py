@@ -47,10 +47,9 @@ BASE = 10_000.0
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a dbrx model."""
-    attention = reader.section("attn_config") or ConfigReader({})
-    experts = reader.section("ffn_config") or ConfigReader({})
+    names = "attn_config", "ffn_config", "rope_parameters"
+    attention, experts, rope = (reader.section(name) or ConfigReader({}) for name in names)
     width, heads = reader.integer("d_model", 2048), reader.integer("n_heads", 16)
-    rope = reader.section("rope_parameters") or ConfigReader({})
     kv_heads = attention.integer("kv_n_heads", 1)
     reader.require_value(
         "num_key_value_heads", kv_heads, reason="it repeats attn_config.kv_n_heads"
