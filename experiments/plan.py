@@ -1,31 +1,24 @@
 """Estimate memory and time of a training step: python -m experiments.plan llama-3-70b."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
+import tyro
 
+from experiments.command_line import parse_args
 from jaxformer import zoo
-from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
-from jaxformer.errors import exit_with_error, readable_errors
-from jaxformer.extras import missing_extra_message
+from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
+from jaxformer.errors import readable_errors
 from jaxformer.layers.runtime import Remat
-from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
 from jaxformer.parallel import plan_report
 from jaxformer.parallel.chips import Chip, chip_from_device_kind, get_chip
 from jaxformer.parallel.memory import OptimizerKind
 from jaxformer.parallel.mesh import MeshConfig
 from jaxformer.parallel.plan import Workload, plan, smallest_fitting_mesh, with_largest_batch
 
-try:
-    import tyro
-except ModuleNotFoundError as error:
-    exit_with_error(missing_extra_message(error))
-
-COMMAND = "python -m experiments.plan"
-SUMMARY = f"Estimated memory and time of a training step, without a device. {IMPORT_FLAG_HELP}"
+SUMMARY = "Estimated memory and time of a training step, without a device."
 DEFAULT_LENGTH = 4096
 
 
@@ -36,6 +29,8 @@ class PlanArguments:
     Attributes:
         name: Preset, such as llama-3-70b (`python -m jaxformer.zoo --list` lists all), or a .json
             file written by `config.to_json`.
+        adapter: Low-rank adapters, which alone are trained, such as
+            'LoRA(rank=16, base_dtype="bfloat16")'.
         mesh: Devices along each mesh axis; the default searches for the smallest mesh that fits.
         devices: Number of devices; None is the product of the mesh, or the fewest that fit.
         chip: Kind of chip: h100, h200, a100, tpu-v5p, ...
@@ -55,6 +50,7 @@ class PlanArguments:
     """
 
     name: Annotated[str, tyro.conf.Positional]
+    adapter: LoRA | None = None
     mesh: MeshConfig = MeshConfig()
     devices: int | None = None
     chip: str = "h100"
@@ -78,8 +74,7 @@ class PlanArguments:
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print the plan."""
     with readable_errors():
-        arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
-        print(plan_text(tyro.cli(PlanArguments, args=arguments, prog=COMMAND, description=SUMMARY)))
+        print(plan_text(parse_args(PlanArguments, SUMMARY, arguments)))
 
 
 def plan_text(options: PlanArguments) -> str:
@@ -93,6 +88,8 @@ def plan_text(options: PlanArguments) -> str:
         config = from_json(TransformerConfig, Path(options.name).read_bytes())
     else:
         config = zoo.get(options.name)
+    if options.adapter is not None:
+        config = replace(config, adapter=options.adapter)
     if options.compile is not None:
         if options.devices is not None:
             raise ValueError(

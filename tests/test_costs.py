@@ -229,6 +229,8 @@ def test_training_flops_are_six_per_parameter_and_token():
     kernels = costs.num_parameters(LLAMA_7B) - 32_000 * 4096  # looking rows up multiplies nothing
     assert per_token == pytest.approx(6 * kernels, rel=0.01)
     assert per_token == 3 * costs.forward_flops(LLAMA_7B, 128) / 128
+    adapted = replace(LLAMA_7B, adapter=c.LoRA())  # no gradients of the frozen kernels
+    assert costs.training_flops_per_token(adapted, 128) == per_token * 2 / 3
 
 
 def test_cache_bytes():

@@ -13,7 +13,6 @@ from jaxformer.costs.logits import logit_bytes, logit_flops
 from jaxformer.layers.parameter_metadata import parameter_metadata
 
 REMAT_POLICIES = ("none", "dots", "full")
-TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
 
 
 def num_parameters(config: c.TransformerConfig) -> int:
@@ -115,7 +114,7 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
     """FLOPs per token of forward and backward pass, for decoders.
 
-        TRAINING_FACTOR * forward_flops(config, length) / length
+        training_factor(config) * forward_flops(config, length) / length
 
     Args:
         config: The model.
@@ -124,7 +123,20 @@ def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
     Returns:
         FLOPs of the matrix products, without recomputation by `remat`.
     """
-    return TRAINING_FACTOR * forward_flops(config, length) / length
+    return training_factor(config) * forward_flops(config, length) / length
+
+
+def training_factor(config: c.TransformerConfig) -> int:
+    """FLOPs of forward and backward pass, as a multiple of the forward pass.
+
+    Args:
+        config: The model.
+
+    Returns:
+        3, since the backward pass multiplies by each kernel twice, for its inputs and for itself; 2
+        with adapters, whose frozen kernels have no gradient (their own products are not counted).
+    """
+    return 3 if config.adapter is None else 2
 
 
 def cache_bytes(

@@ -162,7 +162,7 @@ def plan(
     empty_slot_flops = expert_flops * (
         expert_slots(axis_sizes["expert"], workload.expert_capacity_factor) - 1
     )
-    num_passes = costs.TRAINING_FACTOR + (workload.remat == "full")
+    num_passes = costs.training_factor(config) + (workload.remat == "full")
     hardware_flops = num_passes * (forward_flops + empty_slot_flops)
     num_shards = (
         math.prod(axis_sizes[name] for name in BATCH_AXES)
@@ -182,7 +182,7 @@ def plan(
         memory=estimate_memory(
             config, axis_sizes, **workload.memory_arguments(axis_sizes), fused_attention=True
         ),
-        model_flops=float(costs.TRAINING_FACTOR * forward_flops),
+        model_flops=float(costs.training_factor(config) * forward_flops),
         hardware_flops=float(hardware_flops),
     )
 
