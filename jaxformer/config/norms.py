@@ -1,7 +1,7 @@
 """Norm options: LayerNorm, RMSNorm and QK-norm."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import Array, Float
 
@@ -19,13 +19,12 @@ class LayerNorm:
         eps: Added to the variance.
         parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
-        subtracts_mean: True.
     """
 
     eps: float = 1e-5
     parameters: NormParameters = "scale_bias"
     scale_offset: float = 0.0
-    subtracts_mean: ClassVar[bool] = True
+    subtracts_mean = True  # of each vector
 
     def __post_init__(self):
         check_fields(self)
@@ -52,14 +51,13 @@ class RMSNorm:
         eps_position: Whether eps is inside or outside the root.
         parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
-        subtracts_mean: False.
     """
 
     eps: float = 1e-6
     eps_position: Literal["inside", "outside"] = "inside"
     parameters: NormParameters = "scale"
     scale_offset: float = 0.0
-    subtracts_mean: ClassVar[bool] = False
+    subtracts_mean = False  # of each vector
 
     def __post_init__(self):
         check_fields(self)

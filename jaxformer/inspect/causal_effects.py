@@ -133,7 +133,7 @@ def path_patching(
 
     As `activation_patching` of `heads`, but all other branches of all layers keep what they add in
     the corrupted run. The difference between the two is what later layers make of the head. It
-    exists for every configuration; layers without `heads` (custom mixers) are NaN.
+    exists for every configuration with `heads`; layers without, such as custom mixers, are NaN.
 
     Args:
         config: The model.
@@ -189,7 +189,7 @@ def ablate_heads(
 
         effect[l, n] = metric(without head n of layer l) - metric(tokens)
 
-    It exists for every configuration; layers without `heads` (custom mixers) are NaN.
+    It exists for every configuration with `heads`; layers without, such as custom mixers, are NaN.
 
     Args:
         config: The model.

@@ -62,7 +62,7 @@ def composition_scores(config: c.TransformerConfig, params: Params) -> Compositi
     check_parameters(config, params)
     config, params = merge_lora(config, params)
     kinds: dict[int, Any] = {i: config.layer(i).attention for i in range(config.num_layers)}
-    linear = {i: kind for i, kind in kinds.items() if kind.head_kernels is not None}
+    linear = {i: kind for i, kind in kinds.items() if kind.linear_projections is not None}
     if not linear:
         raise ValueError(
             "Composition scores exist for MultiHead, SharedKV and Decay; the model has "
@@ -118,7 +118,7 @@ def _circuits(
 
     out = jnp.asarray(attention["out"]["kernel"], jnp.float32)
     out = scaled(out, after, 2) if options.norm_placement in POST_BRANCH_NORMS else out
-    query, key, value = map(read, kind.head_kernels)
+    query, key, value = map(read, kind.linear_projections)
     return {"query": (query, key.mT), "key": (key, query.mT), "value": (value, out)}
 
 

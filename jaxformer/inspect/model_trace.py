@@ -142,7 +142,7 @@ def check_inputs(
     inputs = {
         name: as_id_array(name, values) for name, values in inputs.items() if values is not None
     }
-    Transformer(config).check_source(inputs.get("source"), None)
+    Transformer(config).check_inputs(inputs.get("source"), None, None)
     F.check_token_ids(tokens, config.vocab_size)
     texts = {"": tokens}
     if config.topology.is_encoder_decoder:

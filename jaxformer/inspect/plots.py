@@ -128,10 +128,8 @@ def plot_heatmap(
     image = axes.imshow(values, **options)
     figure.colorbar(image, ax=axes)
     if values.size <= MAX_NUMBERS:
-        rows, columns = (
-            [str(i) for i in range(count)] if texts is None else texts
-            for texts, count in zip((rows, columns), values.shape, strict=True)
-        )
+        axes.set_yticks(range(values.shape[0]))
+        axes.set_xticks(range(values.shape[1]))
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 dark = image.norm(value) < 0.25 or (centered and image.norm(value) > 0.75)

@@ -109,7 +109,10 @@ class RuntimeConfig:
 
 def target_name(path: tuple[str, ...]) -> str:
     """Return the name by which `LoRA.targets` lists the linear map of a module."""
-    return "embedding" if path[-1] == "tokens" else "experts" if "experts" in path else path[-1]
+    if "experts" in path:
+        return "experts"
+    name = path[-1] if path else ""  # a module outside a model has no path
+    return "embedding" if name == "tokens" else name
 
 
 def apply_dropout(

@@ -32,6 +32,7 @@ from jaxformer.inspect.lens import apply_head
 from jaxformer.layers import RuntimeConfig
 from tests.inspect.test_patches import without_rows
 from tests.small_models import random_params
+from tests.test_custom_mixer import GatedMemory
 from tests.test_first_layers import MIXED, ONE_BRANCH
 
 METRIC = inspect.logit_difference(3, np.array([4, 5]))
@@ -114,6 +115,25 @@ def test_layers_without_heads_have_no_effect_of_heads():
     paths = inspect.path_patching(MIXED, random_params(MIXED), tokens, tokens + 1, METRIC)
     assert np.isfinite(effects).sum(axis=1).tolist() == [4, 0, 4, 4, 0, 4, 4]
     assert np.isfinite(paths).sum(axis=1).tolist() == [2, 4, 4, 4, 4, 4]
+
+
+def test_a_custom_mixer_has_the_effects_of_its_branch(build):
+    config, params, tokens, _ = build(attention=GatedMemory())
+    names = [row.name for row in inspect.names(config)]
+    assert names == ["embeddings", "stream", "attention", "feed_forward", "hidden", "final_normed"]
+    corrupted = tokens.at[:, 2].set((tokens[:, 2] + 9) % 31)
+    patching = (config, params, tokens, corrupted, METRIC)
+    by_branch = inspect.activation_patching(*patching, name="attention")
+    assert by_branch.shape == (3, 7) and np.abs(by_branch).max() > 0.01
+    with pytest.raises(ValueError, match="no value 'heads'; it has embeddings, .*attention"):
+        inspect.path_patching(*patching)
+    with pytest.raises(ValueError, match="no value 'heads'; it has embeddings, .*attention"):
+        inspect.ablate_heads(*patching[:3])
+    with pytest.raises(ValueError, match="the model has GatedMemory"):
+        inspect.composition_scores(config, params)
+    parts = inspect.logit_attribution(config, params, tokens, 3)
+    total = parts.embeddings + sum(x.sum(0) for x in parts.branches.values()) + parts.bias
+    np.testing.assert_allclose(total, parts.logit, atol=1e-4)
 
 
 def test_effects_that_do_not_exist_are_refused(two_texts, build):

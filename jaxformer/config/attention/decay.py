@@ -65,7 +65,6 @@ class Decay(RecurrentDefaults):
     max_memory: float = 4096.0
     angles: Angles | None = Angles()
     biases: tuple[Literal["value", "out"], ...] = ()
-    head_kernels = (None, None, "value")
 
     def __post_init__(self):
         check_fields(self)
@@ -86,6 +85,7 @@ class Decay(RecurrentDefaults):
 
     has_weights = True
     has_decays = True
+    linear_projections = None, None, "value"
 
     @property
     def heads_width(self) -> int:

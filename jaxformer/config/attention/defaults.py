@@ -22,8 +22,6 @@ class AttentionDefaults:
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
         output_gate: Gate on the outputs of the heads, if there is one.
-        head_kernels: Kernels from which queries, keys and values of each head are linear in the
-            layer's input, None where there are none; None if the heads are not linear.
     """
 
     is_branch = True
@@ -34,7 +32,11 @@ class AttentionDefaults:
     shards_sequence = True
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
-    head_kernels: Any = None
+
+    @property
+    def linear_projections(self) -> tuple[str | None, str | None, str] | None:
+        """Names of the linear projections to queries, keys and values; for composition scores."""
+        return None
 
     @property
     def parts(self) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ class GroupedHeads(AttentionDefaults):
     scale: float | None
     qk_norm: QKNorm | None
     num_kv_projections = 2  # of keys and of values
+    linear_projections = "query", "key", "value"
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`, if they cannot."""

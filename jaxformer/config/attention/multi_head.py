@@ -52,7 +52,6 @@ class MultiHead(GroupedHeads):
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
     output_gate: OutputGate | None = None
-    head_kernels = ("query", "key", "value")
 
     def __post_init__(self):
         check_fields(self)

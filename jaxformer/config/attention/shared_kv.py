@@ -54,7 +54,6 @@ class SharedKV(GroupedHeads):
     qk_norm: QKNorm | None = None
     biases: tuple[Literal["query", "key_value", "out"], ...] = ()
     output_gate: OutputGate | None = None
-    head_kernels = ("query", "key_value", "key_value")
 
     def __post_init__(self):
         check_fields(self)
@@ -68,6 +67,7 @@ class SharedKV(GroupedHeads):
         )
 
     num_kv_projections = 1
+    linear_projections = "query", "key_value", "key_value"
 
     def num_cached_arrays(self, positions: Positions | None) -> int:
         """Arrays cached per token: 2 if RoPE rotates only one of key and value, else 1."""
