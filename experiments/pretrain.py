@@ -38,7 +38,8 @@ from experiments.training.resume import (
     with_fixed_schedule,
 )
 from experiments.training.run_config import (
-    RunConfig,
+    AnyEpochsConfig,
+    EpochsConfig,
     check_uses,
     open_output_folder,
     print_run,
@@ -71,7 +72,7 @@ PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "hel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(RunConfig):
+class Pretrain(EpochsConfig):
     """Options of a pretraining run: corpus, tokenizer, row length, epochs, sample.
 
     Attributes:
@@ -81,8 +82,6 @@ class Pretrain(RunConfig):
         held_out: Fraction of the text of each source that is held out for evaluation.
         held_out_bytes: Maximum number of bytes that are held out of each source; None is no limit.
         length: Row length in tokens.
-        epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
-            read at least this often. None means --steps.
         cache: Folder for tokenized text.
         buffer_gb: Maximum number of gigabytes in `cache` of a corpus in a store, such as
             hf://datasets/NAME, which is tokenized while the model is trained.
@@ -99,7 +98,6 @@ class Pretrain(RunConfig):
     length: int = 256
     batch_size: int = 8
     steps: int = 600
-    epochs: float | None = None
     cache: Path = Path("runs/cache")
     buffer_gb: float = 20.0
     evaluate_every: int = 100
@@ -114,8 +112,6 @@ class Pretrain(RunConfig):
             raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
         if not 0 <= self.buffer_gb < math.inf:
             raise ValueError(f"buffer_gb must be finite and not negative; got {self.buffer_gb}.")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(
@@ -228,7 +224,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         check_vocabulary(run.model, tokens, init=run.init)
         if rows != tokens:
             print(f"Vocabulary: {tokens:,} tokens, {rows:,} rows of the embedding.")
-        run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train), output)
+        run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train.epoch), output)
         if run.sample_tokens is not None:
             encode_prompt(run, corpus)
         train_data = LanguageModelingData(run, corpus, setup)
@@ -245,7 +241,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     return output
 
 
-def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
+def check_length(run: EpochsConfig, runs: Mapping[str, EpochsConfig]) -> None:
     """Raise if --epochs is set, and --steps too, to a number that no named run has."""
     if run.epochs is not None and run.steps not in {named.steps for named in runs.values()}:
         raise ValueError(
@@ -254,17 +250,17 @@ def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
         )
 
 
-def with_epochs_as_steps(run: Pretrain, rows: data.AnyRows) -> Pretrain:
-    """Replace epochs, if there are any, by the equivalent number of steps."""
+def with_epochs_as_steps(run: AnyEpochsConfig, num_rows: int | None) -> AnyEpochsConfig:
+    """Replace epochs, if there are any, by the steps for so many rows an epoch."""
     if run.epochs is None:
         return run
-    if rows.epoch is None:
+    if num_rows is None:
         raise ValueError(
             f"--epochs {run.epochs:g} needs the number of rows, which a corpus of a store has only "
             "when all of it is tokenized; pass --epochs None --steps NUMBER."
         )
     # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
-    steps = math.ceil(Fraction(str(run.epochs)) * rows.epoch / run.batch_size)
+    steps = math.ceil(Fraction(str(run.epochs)) * num_rows / run.batch_size)
     print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
     return replace(run, steps=steps, epochs=None)
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pprint
 import re
@@ -183,7 +184,25 @@ class RunConfig:
         return {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochsConfig(RunConfig):
+    """Options of a run whose length may be set in epochs.
+
+    Attributes:
+        epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
+            read at least this often. None means --steps.
+    """
+
+    epochs: float | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
+
+
 AnyRunConfig = TypeVar("AnyRunConfig", bound=RunConfig)
+AnyEpochsConfig = TypeVar("AnyEpochsConfig", bound=EpochsConfig)
 
 
 def check_integers(config: Any) -> None:

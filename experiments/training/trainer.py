@@ -178,6 +178,10 @@ class TrainData(Protocol):
         """One batch of each shape, for which the train step is compiled."""
         return [self.get_batch(step)]
 
+    def prepare(self, step: int, params: Any) -> None:
+        """Prepare for the steps after `step`, with the parameters after it."""
+        return
+
     def evaluate(
         self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
     ) -> Evaluation:
@@ -219,6 +223,7 @@ def train_run(
             jax.block_until_ready(state)
             if signals.should_stop(start_step):
                 raise signals.to_error()
+        train_data.prepare(start_step, state.params)
         write_run_files(run, setup.local_folder, train_data, start_step)
         with open_recorder(
             run, setup, train_data, checkpoints, description, start_step

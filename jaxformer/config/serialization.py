@@ -145,7 +145,10 @@ def _select_union_member(options: tuple, data: Any, path: str) -> Any:
         return type(None)
     scalar_types = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
     for option in scalar_types:
-        if type(data) is option or (isinstance(data, list) and typing.get_origin(option) is tuple):
+        origin = typing.get_origin(option)
+        if type(data) is option or (isinstance(data, list) and origin is tuple):
+            return option
+        if origin is typing.Literal and data in typing.get_args(option):
             return option
     if not scalar_types:
         raise ValueError(f"{path}: expected an object with a type, got {data!r}.")

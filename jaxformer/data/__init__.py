@@ -36,6 +36,10 @@ from jaxformer.data.pairs import PairBatch as PairBatch
 from jaxformer.data.pairs import PairBatches as PairBatches
 from jaxformer.data.pairs import evaluation_pair_batches as evaluation_pair_batches
 from jaxformer.data.pairs import make_pair_batch as make_pair_batch
+from jaxformer.data.preferences import PreferenceBatch as PreferenceBatch
+from jaxformer.data.preferences import PreferenceBatches as PreferenceBatches
+from jaxformer.data.preferences import Preferences as Preferences
+from jaxformer.data.preferences import read_preferences as read_preferences
 from jaxformer.data.records import read_records as read_records
 from jaxformer.data.rows import PackedRow as PackedRow
 from jaxformer.data.rows import PackedRows as PackedRows

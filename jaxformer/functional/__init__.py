@@ -109,6 +109,7 @@ from jaxformer.functional.losses import cross_entropy as cross_entropy
 from jaxformer.functional.losses import (
     cross_entropy_from_statistics as cross_entropy_from_statistics,
 )
+from jaxformer.functional.losses import dpo_loss as dpo_loss
 from jaxformer.functional.losses import logit_statistics as logit_statistics
 from jaxformer.functional.losses import token_cross_entropy as token_cross_entropy
 from jaxformer.functional.moe import ExpertScore as ExpertScore

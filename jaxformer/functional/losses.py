@@ -206,6 +206,36 @@ def cross_entropy(
 
 
 @typechecked
+def dpo_loss(
+    chosen: Float[Array, "*batch"], rejected: Float[Array, "*batch"], *, beta: float
+) -> Float32[Array, "*batch"]:
+    """Loss of each pair of answers in direct preference optimization (DPO).
+
+        loss = -log sigmoid(beta * (chosen - rejected))
+
+    Args:
+        chosen: ``log p(answer) - log p_ref(answer)`` of the preferred answers: the log-likelihood
+            under the model less that under the reference, in nats.
+        rejected: The same of the other answers.
+        beta: Strength with which the model is held to the reference, above 0.
+
+    Returns:
+        The loss of each pair, ``log 2`` where the model is the reference.
+
+    Raises:
+        ValueError: If `beta` is not positive.
+
+    References:
+        Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
+        Model, 2023. arXiv:2305.18290, equation 7
+    """
+    if not beta > 0:
+        raise ValueError(f"beta must be positive; got {beta}.")
+    margin = chosen.astype(jnp.float32) - rejected.astype(jnp.float32)
+    return jax.nn.softplus(-beta * margin)
+
+
+@typechecked
 def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float | Float[Array, ""]:
     """Convert summed cross-entropy to bits per byte of text.
 

@@ -17,11 +17,12 @@ from jaxformer.checks import check_fields
 from jaxformer.config import TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
+from jaxformer.data.preferences import PreferenceBatch
 from jaxformer.layers import Transformer
 from jaxformer.layers.lora import trained_parameters, update_parameters
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
-AnyBatch = Batch | PairBatch
+AnyBatch = Batch | PairBatch | PreferenceBatch
 # The gradient of a selection bias is this times (load of the expert / mean load - 1): so small that
 # it does not count in the norm of all gradients. The optimizer uses its sign.
 LOAD_GRADIENT = 1e-20
@@ -52,7 +53,30 @@ class Objective:
             raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
 
-def apply_model(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class DPO(Objective):
+    """Direct preference optimization, `F.dpo_loss`, of a `PreferenceBatch`.
+
+    Attributes:
+        beta: Strength with which the model is held to the reference.
+
+    References:
+        Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
+        Model, 2023. arXiv:2305.18290
+    """
+
+    beta: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.beta > 0:
+            raise ValueError(f"beta must be positive; got {self.beta}.")
+        for name in ("z_loss", "label_smoothing"):
+            if value := getattr(self, name):
+                raise ValueError(f"DPO has no {name}; got {value}.")
+
+
+def apply_model(batch: Batch | PairBatch, model: Transformer, params: Any, **options: Any) -> Any:
     """Apply the model to a batch: logits, or token scores if targets are given."""
     inputs: dict[str, Any]
     match batch:
@@ -67,6 +91,13 @@ def apply_model(batch: AnyBatch, model: Transformer, params: Any, **options: Any
     return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 
+def all_rows(batch: AnyBatch) -> Batch | PairBatch:
+    """Rows of a batch: of preferences first the chosen ones, then the rejected ones."""
+    if isinstance(batch, PreferenceBatch):
+        return jax.tree.map(lambda *x: jnp.concatenate(x), batch.chosen, batch.rejected)
+    return batch
+
+
 def summed_loss(
     model: Transformer,
     objective: Objective,
@@ -76,15 +107,21 @@ def summed_loss(
     *,
     axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
-    """Sum of the masked token losses on this device, with dropout.
+    """Sum of the losses of tokens, or of pairs of answers, on this device, with dropout.
 
     `axis_names` are the mesh axes that shard the tokens; routers balance their load over all.
     """
+    if isinstance(batch, PreferenceBatch) != isinstance(objective, DPO):
+        raise ValueError(
+            f"DPO and PreferenceBatch belong together; got {type(objective).__name__} and "
+            f"{type(batch).__name__}."
+        )
+    rows = all_rows(batch)
     scores, router_outputs = apply_model(
-        batch,
+        rows,
         model,
         params,
-        targets=jnp.asarray(batch.targets),
+        targets=jnp.asarray(rows.targets),
         deterministic=False,
         rngs={"dropout": key},
         mutable=["router"],
@@ -92,11 +129,25 @@ def summed_loss(
     losses = F.cross_entropy_from_statistics(
         scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
     )
-    token_loss_sum = jnp.sum(jnp.where(batch.loss_mask, losses, 0.0))
-    tokens = jnp.sum(batch.loss_mask).astype(jnp.float32)
-    return token_loss_sum + tokens * router_losses(
-        model.config, objective, params, router_outputs, batch, axis_names
+    if isinstance(batch, PreferenceBatch) and isinstance(objective, DPO):
+        reference = jnp.concatenate([batch.chosen_reference, batch.rejected_reference])
+        log_ratio = jnp.sum(jnp.where(rows.loss_mask, -losses - reference, 0.0), axis=-1)
+        if (context := model.mesh_axes.context) is not None:
+            # Each of these devices counts the pair, here and in `loss_weight`.
+            log_ratio = F.pvary(jax.lax.psum(log_ratio, context), context)
+        loss_sum = jnp.sum(F.dpo_loss(*jnp.split(log_ratio, 2), beta=objective.beta))
+    else:
+        loss_sum = jnp.sum(jnp.where(rows.loss_mask, losses, 0.0))
+    return loss_sum + loss_weight(batch).astype(jnp.float32) * router_losses(
+        model.config, objective, params, router_outputs, rows, axis_names
     )
+
+
+def loss_weight(batch: AnyBatch) -> Int[Array, ""]:
+    """Number of losses on this device: tokens of the loss mask, or pairs of answers."""
+    if isinstance(batch, PreferenceBatch):
+        return jnp.int32(len(batch.chosen.tokens))
+    return jnp.sum(batch.loss_mask)
 
 
 def router_losses(
@@ -104,7 +155,7 @@ def router_losses(
     objective: Objective,
     params: Any,
     router_outputs: dict[str, Any],
-    batch: AnyBatch,
+    batch: Batch | PairBatch,
     axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
     """Mean over MoE layers of the weighted load-balancing and z losses.
@@ -159,15 +210,16 @@ def make_value_and_grad(
 ) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
     """Build a sharded (params, step, batch) -> (mean loss, gradients).
 
-    The mean is over the tokens of the loss mask in the whole batch, over all devices and
-    microbatches, so without dropout neither changes the result beyond rounding. It is taken inside
-    the loss, before the gradient. There are two exceptions: the load of experts is balanced within
-    each microbatch, and with `expert_capacity_factor` the mesh determines which tokens are dropped.
+    The mean is over the tokens of the loss mask, or the pairs of answers, in the whole batch, over
+    all devices and microbatches, so without dropout neither changes the result beyond rounding. It
+    is taken inside the loss, before the gradient. There are two exceptions: the load of experts is
+    balanced within each microbatch, and with `expert_capacity_factor` the mesh determines which
+    tokens are dropped.
 
     Args:
         model: Applied with dropout; its mesh axes are set here.
         mesh: From `parallel.make_mesh`.
-        objective: Auxiliary losses.
+        objective: Auxiliary losses, or `DPO`.
         gradient_accumulation_steps: Number of microbatches of a device's rows, to save memory.
         seed: Seed of dropout; the key also depends on the step, the device and the microbatch.
 
@@ -181,7 +233,7 @@ def make_value_and_grad(
     trained_specs = trained_parameters(model.config.adapter, specs)
 
     def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
-        num_tokens = jax.lax.psum(jnp.sum(batch.loss_mask), axis_names).astype(jnp.float32)
+        num_losses = jax.lax.psum(loss_weight(batch), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
         varying_params = jax.tree.map(lambda x: F.pvary(x, *axis_names), params)
@@ -196,7 +248,7 @@ def make_value_and_grad(
                 local_sum = summed_loss(
                     model, objective, params, rows, microbatch_key, axis_names=axis_names
                 )
-                return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_tokens, 1)
+                return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
             return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_trained)), None
 

@@ -8,7 +8,7 @@ import optax
 
 from jaxformer.layers import Transformer
 from jaxformer.layers.lora import trained_parameters, update_parameters
-from jaxformer.training.gradient import AnyBatch, Objective, summed_loss
+from jaxformer.training.gradient import AnyBatch, Objective, loss_weight, summed_loss
 from jaxformer.training.skip_step import SkipStepConfig
 from jaxformer.training.train_step import TrainState, apply_gradients
 
@@ -43,14 +43,14 @@ def make_pmap_train_step(
     """
 
     def per_device(state: TrainState, batch: AnyBatch):
-        num_tokens = jax.lax.psum(jnp.sum(batch.loss_mask), AXIS).astype(jnp.float32)
+        num_losses = jax.lax.psum(loss_weight(batch), AXIS).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
         def loss_share(trained: Any):
             params = update_parameters(model.config.adapter, state.params, trained)
             local_sum = summed_loss(model, objective, params, batch, key, axis_names=(AXIS,))
-            return local_sum * jax.lax.axis_size(AXIS) / jnp.maximum(num_tokens, 1)
+            return local_sum * jax.lax.axis_size(AXIS) / jnp.maximum(num_losses, 1)
 
         trained = trained_parameters(model.config.adapter, state.params)
         loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(trained), AXIS)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.config import LoRA
+from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.layers.lora import cast_frozen, is_adapter, trained_parameters, update_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
@@ -58,7 +60,7 @@ class StepMetrics(NamedTuple):
     """Metrics of one train step.
 
     Attributes:
-        loss: Mean loss over the tokens of the loss mask.
+        loss: Mean loss over the tokens of the loss mask, or over the pairs of answers.
         gradient_norm: Global gradient norm before clipping.
         num_skipped: Number of updates skipped so far.
         num_consecutive_skips: Number of updates skipped since the last applied one.
@@ -260,11 +262,33 @@ def apply_gradients(
     return TrainState(state.step + 1, params, opt_state, skip_state), metrics
 
 
-def make_eval_step(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], EvalSums]:
+def make_log_likelihood_step(
+    model: Transformer, mesh: Mesh
+) -> Callable[[Any, Batch], Float[Array, "B T"]]:
+    """Build the jitted (params, batch) -> log-likelihood of each target, 0 without loss.
+
+    The result is in the order of the rows' tokens, and replicated.
+    """
+    model, spec = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), batch_spec(mesh.shape)
+
+    def per_device(params: Any, batch: Batch) -> Float[Array, "B T"]:
+        scores = apply_model(batch, model, params, targets=jnp.asarray(batch.targets))
+        return jnp.where(batch.loss_mask, -F.cross_entropy_from_statistics(scores), 0.0)
+
+    def log_likelihoods(params: Any, batch: Batch) -> Float[Array, "B T"]:
+        specs = parameter_specs(model.config, mesh.shape), spec
+        permuted = jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=spec)
+        order = F.zigzag_order(batch.tokens.shape[1], mesh.shape.get("context", 1))
+        return permuted(params, batch)[:, np.argsort(order)]
+
+    return jax.jit(log_likelihoods, out_shardings=replicated(mesh))
+
+
+def make_eval_step(model: Transformer, mesh: Mesh) -> Callable[[Any, Batch | PairBatch], EvalSums]:
     """Build the jitted eval step: (params, batch) -> summed loss and token count."""
     model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
 
-    def per_device(params: Any, batch: AnyBatch) -> EvalSums:
+    def per_device(params: Any, batch: Batch | PairBatch) -> EvalSums:
         scores = apply_model(batch, model, params, targets=jnp.asarray(batch.targets))
         losses = F.cross_entropy_from_statistics(scores)
         sums = EvalSums(jnp.sum(jnp.where(batch.loss_mask, losses, 0.0)), jnp.sum(batch.loss_mask))

@@ -41,7 +41,7 @@ CHECKED = [
     *(samplers.Sample, samplers.Beam),
     *(typing.get_args(schedules.Schedule)),
     *(typing.get_args(optimizers.Optimizer)),
-    *(optimizers.OptimizerConfig, guard.SkipStepConfig, gradient.Objective),
+    *(optimizers.OptimizerConfig, guard.SkipStepConfig, gradient.Objective, gradient.DPO),
     *(parallel.MeshConfig, parallel.DistributedConfig, plan.Workload, tokenizers.BPE),
 ]
 NEEDED = {

@@ -176,3 +176,16 @@ def test_bits_per_byte():
     )
     slope = jax.grad(lambda nats: F.bits_per_byte(nats, 7))(3.0)
     np.testing.assert_allclose(slope, 1 / (7 * math.log(2)), rtol=1e-6)
+
+
+def test_dpo_loss_is_the_formula():
+    chosen, rejected = np.float32([3.0, -1.0, 0.5]), np.float32([1.0, 2.0, 0.5])
+    loss = F.dpo_loss(chosen, rejected, beta=0.2)
+    np.testing.assert_allclose(loss, -np.log(1 / (1 + np.exp([-0.4, 0.6, 0.0]))), rtol=1e-6)
+    extreme = F.dpo_loss(np.float32([1e6, -1e6]), np.float32([0.0, 0.0]), beta=1.0)
+    np.testing.assert_allclose(extreme, [0.0, 1e6])
+    halves = jnp.asarray(chosen, jnp.bfloat16), jnp.asarray(rejected, jnp.bfloat16)
+    assert F.dpo_loss(*halves, beta=0.2).dtype == jnp.float32
+    check_grads(lambda x, y: F.dpo_loss(x, y, beta=0.2), (chosen, rejected), 1, ["rev"])
+    with pytest.raises(ValueError, match="beta must be positive; got 0.0"):
+        F.dpo_loss(chosen, rejected, beta=0.0)

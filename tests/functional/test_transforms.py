@@ -76,6 +76,7 @@ CASES = {
         ),
         (GATE, TOKENS),
     ),
+    "dpo_loss": (lambda x, y: F.dpo_loss(x, y, beta=0.3), (GATE, VALUE)),
     "linear_logits": (F.linear_logits, (X, draw(2, 5, 7))),
     "linear_logit_statistics": (
         lambda x, k, y: F.linear_logit_statistics(x, k, y, chunk_size=3).target_logit,

@@ -266,3 +266,12 @@ def test_trained_parameters_that_are_not_there():
 def test_options_that_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         c.LoRA(**fields)
+
+
+@pytest.mark.parametrize("adapter", [c.LoRA(), LORA, EVERY_MAP], ids=["default", "lora", "names"])
+def test_adapters_are_read_back_from_json(adapter):
+    config = replace(BASE, adapter=adapter)
+    assert c.from_json(c.TransformerConfig, c.to_json(config)) == config
+    with pytest.raises(ValueError, match="adapter.targets: expected a list, got 'query'"):
+        text = c.to_json(replace(BASE, adapter=c.LoRA())).replace("all-linear", "query")
+        c.from_json(c.TransformerConfig, text)

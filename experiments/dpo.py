@@ -1,0 +1,282 @@
+"""Train a model to prefer some answers to others (direct preference optimization, DPO).
+
+    python -m experiments.dpo --init path/to/folder --pairs pairs.jsonl
+    python -m experiments.dpo --init runs/finetune-1 --pairs pairs.jsonl --objective.beta 0.3
+    python -m experiments.dpo --init path/to/folder --pairs pairs.jsonl --model.adapter 'LoRA()'
+    python -m experiments.dpo --resume                              # resume the newest run
+
+Each line of the pairs is {"prompt": "...", "chosen": "...", "rejected": "..."}; all three may be
+lists of messages. The reference is the model of --init. Its log-likelihoods of all answers are
+computed once, before the first update, and kept in --output, so that no device holds two models.
+Signals are handled as in `experiments.pretrain`.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import run_from_checkpoint
+from experiments.pretrain import RUNS as PRETRAIN_RUNS
+from experiments.pretrain import check_length, with_epochs_as_steps
+from experiments.training.resume import (
+    goes_on,
+    load_resumed_run,
+    own_beginning,
+    with_fixed_schedule,
+)
+from experiments.training.run_config import (
+    EpochsConfig,
+    open_output_folder,
+    print_run,
+    setup_devices,
+)
+from experiments.training.trainer import (
+    Evaluation,
+    TrainData,
+    TrainSetup,
+    check_vocabulary,
+    make_train_setup,
+    train_run,
+)
+from jaxformer import data
+from jaxformer.config import Decoder
+from jaxformer.json_files import json_digest
+from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.gradient import DPO
+from jaxformer.training.optimizers import AdamW, OptimizerConfig
+from jaxformer.training.progress import Progress
+from jaxformer.training.schedules import Cosine
+from jaxformer.training.train_step import make_log_likelihood_step
+
+REFERENCE_FILE = "reference.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo(EpochsConfig):
+    """Options of preference training: pairs of answers, row length, epochs, evaluation.
+
+    Attributes:
+        pairs: File of pairs: JSON Lines, Parquet or Arrow, with prompt, chosen and rejected.
+        objective: `beta`, and the losses of routers.
+        chat_template: Chat template, instead of that of the tokenizer's folder: a Jinja file, or
+            "chatml". It is saved with the run.
+        held_out: Fraction of the pairs that is held out for evaluation, with all pairs of a prompt.
+        length: Row length in tokens: a prompt with one answer.
+        batch_size: Rows of a batch, over all devices: two for each pair.
+        cache: Folder for tokenized pairs.
+        evaluate_pairs: Held-out pairs of an evaluation during training; the final one uses all.
+    """
+
+    pairs: Path | None = None
+    objective: DPO = DPO()
+    chat_template: str | None = None
+    held_out: float = 0.05
+    length: int = 512
+    batch_size: int = 16
+    steps: int = 600
+    epochs: float | None = 1.0
+    cache: Path = Path("runs/cache")
+    evaluate_every: int = 50
+    evaluate_pairs: int = 128
+    save_every: int = 100
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
+        longest = self.model.max_length
+        if longest is not None and self.length > longest:
+            raise ValueError(
+                f"length {self.length} is more than the {longest} learned positions of the model."
+            )
+        if not isinstance(self.model.topology, Decoder):
+            raise ValueError(f"DPO needs the topology Decoder; got {self.model.topology}.")
+
+    def files(self) -> dict[str, str]:
+        """The chat template of --chat-template, if it is set."""
+        template = chat_template(self) if self.chat_template is not None else None
+        return {} if template is None else {"chat_template.jinja": template.source}
+
+
+def main(run: Dpo) -> Path:
+    """Train and evaluate; returns the output folder."""
+    if run.init is None or run.pairs is None:
+        raise ValueError("DPO needs a model and pairs of answers: pass --init FOLDER --pairs FILE.")
+    setup_devices(run)
+    with open_output_folder(run) as output:
+        if not goes_on(run, output):
+            check_length(run, RUNS)
+        rerun_command = print_run(run, RUNS, run_from_checkpoint)
+        begun = own_beginning(run, output)
+        tokenizer = data.build_tokenizer(begun.tokenizer, ())
+        check_vocabulary(run.model, tokenizer.vocab_size, init=run.init)
+        setup = make_train_setup(run, output, length=run.length)
+        check_pairs_divide(run, num_batch_shards(setup.mesh.shape))
+        pairs = prepare_pairs(begun, tokenizer)
+        train, held_out = pairs.split(run.held_out)
+        print(f"Pairs: {len(train):,} to train on, {len(held_out):,} held out.", flush=True)
+        run = with_fixed_schedule(with_epochs_as_steps(run, 2 * len(train)), output)
+        result = train_run(run, setup, PreferenceData(run, pairs, tokenizer, setup))
+        if result is not None:
+            accuracy, margin = (result[1][f"final_held_out_{x}"] for x in ("accuracy", "margin"))
+            print(f"\nHeld-out pairs: accuracy {accuracy:.1%}, mean margin {margin:.4f}.")
+        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
+    return output
+
+
+def check_pairs_divide(run: Dpo, num_shards: int) -> None:
+    """Raise if a device would not have both rows of a pair in each microbatch."""
+    unit = 2 * num_shards * run.gradient_accumulation_steps
+    if run.batch_size % unit:
+        raise ValueError(
+            f"batch_size {run.batch_size} must be a multiple of {unit}: 2 rows of a pair x "
+            f"{num_shards} shards of the batch x gradient_accumulation_steps "
+            f"{run.gradient_accumulation_steps}."
+        )
+
+
+def chat_template(run: Dpo) -> data.ChatTemplate | None:
+    """Chat template of the pairs, if the tokenizer has one."""
+    if isinstance(run.tokenizer, data.PretrainedTokenizer):
+        return data.load_chat_template(run.tokenizer.path, run.chat_template)
+    return None
+
+
+def prepare_pairs(run: Dpo, tokenizer: data.Tokenizer) -> data.Preferences:
+    """Read and tokenize the pairs, or open those of an earlier run."""
+    assert run.pairs is not None
+    template = chat_template(run)
+    if template is None:
+        print(
+            "Without a chat template, prompt and answer are joined as they are; for --chat, pass "
+            "--chat-template."
+        )
+    pairs = data.read_preferences(
+        run.pairs, tokenizer, template=template, row_length=run.length, folder=run.cache
+    )
+    if pairs.num_truncated:
+        print(
+            f"{pairs.num_truncated} of {2 * len(pairs)} answers are longer than a row of "
+            f"{run.length} tokens and are truncated."
+        )
+    return pairs
+
+
+class PreferenceData(TrainData):
+    """Pairs of answers to train on, and accuracy and margin of the held-out ones."""
+
+    def __init__(
+        self, run: Dpo, pairs: data.Preferences, tokenizer: data.Tokenizer, setup: TrainSetup
+    ):
+        """Prepare batches; `prepare` gives them the log-likelihoods of the reference."""
+        self._run, self._pairs, self._mesh = run, pairs, setup.mesh
+        self.tokenizer, self.sequence_length = tokenizer, run.length
+        self._file = setup.local_folder / REFERENCE_FILE
+        self._reference = np.zeros(len(pairs.tokens), np.float32)
+        train, self._held_out = pairs.split(run.held_out)
+        self._batches = data.PreferenceBatches(
+            pairs, self._reference, train, num_pairs=run.batch_size // 2, seed=run.seed
+        )
+        self._log_likelihoods = make_log_likelihood_step(setup.model, setup.mesh)
+
+    def get_batch(self, step: int) -> data.PreferenceBatch:
+        """The sharded batch of step `step` + 1."""
+        return put_batch(self._batches[step], self._mesh, self._run.batch_size // 2)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digest of the pairs."""
+        return {"data": {"pairs": self._pairs.digest}}
+
+    def prepare(self, step: int, params: Any) -> None:
+        """Compute the log-likelihoods of the reference, or read those of a resumed run.
+
+        Raises:
+            ValueError: The folder of a resumed run has none of this model and these pairs.
+        """
+        key, has_loss = json_digest([self._run.init, self._pairs.digest]), self._pairs.loss_mask
+        if step == 0:
+            self._reference[has_loss] = self._reference_of(params)
+            if is_primary_process():
+                np.savez(self._file, key=key, values=self._reference[has_loss])
+            return
+        try:
+            with open(self._file, "rb") as file, np.load(file) as saved:
+                if str(saved["key"]) != key:
+                    raise ValueError("they are of other weights or pairs")
+                self._reference[has_loss] = saved["values"]
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{self._file} must have the log-likelihoods of the model that the run began with "
+                f"({error}). Restore the file, or start a new run."
+            ) from error
+
+    def _reference_of(self, params: Any) -> np.ndarray:
+        """Log-likelihood of each token with loss, in the order of the rows."""
+        size, count, values = self._run.batch_size, 2 * len(self._pairs), list[np.ndarray]()
+        print(f"Log-likelihoods of {count:,} answers under the reference.", flush=True)
+        for first in range(0, count, size):
+            numbers = np.minimum(np.arange(first, first + size), count - 1)
+            rows = self._pairs.rows(numbers)
+            log_p, is_new = self._score(params, rows), np.arange(first, first + size) < count
+            values.append(log_p[rows.loss_mask & is_new[:, None]])
+        return np.concatenate(values)
+
+    def _score(self, params: Any, rows: data.Batch) -> np.ndarray:
+        sharded = put_batch(rows, self._mesh, self._run.batch_size)
+        return np.asarray(self._log_likelihoods(params, sharded))
+
+    def evaluate(
+        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
+    ) -> Evaluation:
+        """Loss, accuracy and margin of some held-out pairs; after the last step, of all."""
+        last, numbers, beta = step == self._run.steps, self._held_out, self._run.objective.beta
+        if not last and self._run.evaluate_pairs < len(numbers):
+            sample = np.linspace(0, len(numbers) - 1, self._run.evaluate_pairs)
+            numbers = numbers[sample.astype(int)]
+        margins = beta * self._log_ratios(params, numbers)
+        means = {
+            "loss": np.logaddexp(0, -margins).mean(),
+            "accuracy": (margins > 0).mean(),
+            "margin": margins.mean(),
+        }
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
+        progress.print(f"step {step:,}: {shown} of {len(numbers):,} held-out pairs")
+        name = "final_held_out" if last else "held_out"
+        metrics = {f"{name}_{x}": float(value) for x, value in means.items()}
+        return Evaluation(metrics, loss=float(means["loss"]))
+
+    def _log_ratios(self, params: Any, numbers: np.ndarray) -> np.ndarray:
+        """Log-ratio to the reference of each chosen answer, less that of the rejected one."""
+        size, ratios = self._run.batch_size, list[np.ndarray]()
+        for first in range(0, len(numbers), size):
+            places = np.minimum(np.arange(first, first + size), len(numbers) - 1)
+            batch = self._pairs.batch(numbers[places], self._reference)
+            chosen, rejected = (
+                np.sum(self._score(params, rows) - reference, axis=-1, dtype=np.float64)
+                for rows, reference in (
+                    (batch.chosen, batch.chosen_reference),
+                    (batch.rejected, batch.rejected_reference),
+                )
+            )
+            ratios.append(np.asarray(chosen - rejected))
+        return np.concatenate(ratios)[: len(numbers)]
+
+
+RUNS = {
+    "default": Dpo(
+        model=PRETRAIN_RUNS["default"].model,  # replaced by that of --init
+        tokenizer=PRETRAIN_RUNS["default"].tokenizer,  # likewise
+        optimizer=OptimizerConfig(
+            schedule=Cosine(peak=1e-6, warmup_steps=20), optimizer=AdamW(weight_decay=0.0)
+        ),
+    )
+}
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))
