@@ -23,6 +23,9 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<a
 INSTRUCTIONS = "".join(
     f'{{"prompt": "What is {n} plus {n}?", "answer": "It is {2 * n}."}}\n' for n in range(40)
 )
+PAIRS = "".join(
+    f'{{"prompt": "{n} plus {n}?", "chosen": "{2 * n}", "rejected": "{n}"}}\n' for n in range(1, 40)
+)
 WORDS = "".join(f"{n}: the quick brown fox jumps over {n * n} lazy dogs\n" for n in range(700))
 
 
@@ -85,6 +88,7 @@ def place(tmp_path_factory):
         (place / name).write_text(WORDS)
     for name in ("mine.jsonl", "held_out.jsonl"):
         (place / name).write_text(INSTRUCTIONS)
+    (place / "pairs.jsonl").write_text(PAIRS)
     config = replace(zoo.get("qwen-3-0.6b").tiny(), vocab_size=300)
     params = jax.jit(Transformer(config).init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
     save_pretrained(place / "path/to/folder", config, params)
@@ -105,8 +109,9 @@ def place(tmp_path_factory):
         ("README.md", slice(None, 2)),
         *((f"experiments/guides/{name}.md", slice(1)) for name in ("train", "finetune", "models")),
         ("experiments/guides/devices.md", slice(1)),
+        ("experiments/guides/finetune.md", slice(3, 4)),
     ],
-    ids=["README", "train", "finetune", "models", "devices"],
+    ids=["README", "train", "finetune", "models", "devices", "dpo"],
 )
 def test_commands_of_pages_run_as_they_are_written(page, blocks, place):
     lines = commands(page, blocks=blocks)

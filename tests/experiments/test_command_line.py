@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import command_line, generate, pretrain, report
+from experiments import command_line, dpo, generate, pretrain, report
 from experiments.ablate import Ablation
 from experiments.command_line import exit_with_error, parse_run, readable_errors
 from experiments.evaluate import Evaluate
@@ -71,8 +71,8 @@ def flags(run, prefix=""):
 
 @pytest.mark.parametrize(
     "module, arguments",
-    [(pretrain, []), (pretrain, ["small"]), (generate, [])],
-    ids=["pretrain", "pretrain small", "generate"],
+    [(pretrain, []), (pretrain, ["small"]), (generate, []), (dpo, [])],
+    ids=["pretrain", "pretrain small", "generate", "dpo"],
 )
 def test_help_documents_every_field(capsys, module, arguments):
     texts = help_by_flag(capsys, module.RUNS, *arguments)
@@ -476,7 +476,7 @@ PROGRAMS = [
     f"experiments.{name}"
     for name in (
         *("pretrain", "finetune", "generate", "translate.__main__", "export", "evaluate"),
-        *("ablate", "rope_placement", "benchmark.__main__", "report"),
+        *("ablate", "rope_placement", "benchmark.__main__", "report", "dpo"),
     )
 ]
 

@@ -13,6 +13,7 @@ from experiments.command_line import parse_run
 from experiments.load_model import load_model, run_from_checkpoint
 from experiments.training.resume import load_resumed_run
 from jaxformer import data
+from jaxformer.generation import log_likelihoods
 from jaxformer.training.metrics import read_json_lines
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 
@@ -22,7 +23,7 @@ PAIRS = [
     {"prompt": f"{n} and {m}:", "chosen": f" yes, {n}", "rejected": f" no, {m}"}
     for n in NAMES
     for m in NAMES
-]
+][:61]
 FLAGS = ["--pairs", "pairs.jsonl", "--length", "32", "--batch-size", "16", "--cache", "cache"]
 FLAGS += ["--held-out", "0.2", "--log-every", "1", "--evaluate-every", "2", "--no-tensorboard"]
 FLAGS += ["--evaluate-pairs", "6", "--epochs", "None", "--steps", "6", "--scan"]
@@ -57,19 +58,36 @@ def metrics(output, name):
     return [line[name] for line in lines if name in line]
 
 
+def held_out_margin(base, run):
+    """The mean margin of held-out pairs, from `log_likelihoods` of both models."""
+    options = {"template": None, "row_length": 32, "folder": Path("cache")}
+    pairs = data.read_preferences("pairs.jsonl", data.load_tokenizer(base), **options)
+    rows = pairs.rows((pairs.split(0.2)[1][:, None] * 2 + [0, 1]).ravel())
+    requests = [
+        (tokens[: mask.argmax() + 1].tolist(), targets[mask].tolist())
+        for tokens, targets, mask in zip(rows.tokens, rows.targets, rows.loss_mask, strict=True)
+    ]
+    sums = []
+    for folder in (base, run):
+        config, params, *_ = load_model(Path(folder))
+        results = log_likelihoods(config, params, requests, max_length=32, batch_size=24)
+        sums.append(np.array([result.log_probability for result in results]).reshape(-1, 2))
+    ratios = sums[1] - sums[0]
+    return 0.1 * np.mean(ratios[:, 0] - ratios[:, 1])
+
+
 def test_held_out_pairs_are_told_apart(folder, capsys):
     train("--init", str(folder), *FLAGS, *ONE, "--output", "run")
     printed = capsys.readouterr().out
-    assert "Pairs: 51 to train on, 13 held out." in printed
-    assert "Log-likelihoods of 128 answers under the reference." in printed
+    assert "Pairs: 49 to train on, 12 held out." in printed
+    assert "Log-likelihoods of 122 answers under the reference." in printed
     margins = metrics("run", "held_out_margin")
     (last,), (accuracy,) = (metrics("run", f"final_held_out_{x}") for x in ("margin", "accuracy"))
     assert 0 < margins[0] < margins[1] < last and accuracy == 1
     assert metrics("run", "loss")[0] == pytest.approx(np.log(2), abs=1e-6)
     assert metrics("run", "final_held_out_loss")[0] < metrics("run", "held_out_loss")[0] < 0.6932
     assert "Held-out pairs: accuracy 100.0%" in printed
-    with np.load("run/reference.npz") as saved:
-        assert np.isfinite(saved["values"]).all() and (saved["values"] < 0).all()
+    assert last == pytest.approx(held_out_margin(folder, "run"), rel=1e-4)
 
 
 @pytest.mark.slow
