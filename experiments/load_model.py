@@ -17,7 +17,7 @@ from experiments.training.object_store import READ_CACHE_ROOT, download, reached
 from experiments.training.resume import tokenizer_digest
 from experiments.training.run_config import RUN_FILE, AnyRunConfig, RunConfig
 from jaxformer import data
-from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
+from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
 from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
@@ -186,17 +186,26 @@ def load_model(
     )
 
 
-def load_initial_params(folder: Path, mesh: Mesh, dtype: DTypeLike) -> Any:
-    """Parameters of the folder that --init names.
+def load_initial_params(
+    folder: Path, mesh: Mesh, dtype: DTypeLike, adapter: LoRA | None = None
+) -> Any:
+    """Parameters of the folder that --init names, for a model with this adapter.
 
     A Hugging Face folder needs no tokenizer: the run may have another one.
 
     Raises:
-        ValueError: The folder has no model.
+        ValueError: The folder has no model, or has another adapter.
     """
     if (folder / "config.json").is_file() and not (reached(folder) / "checkpoints").is_dir():
         return load_pretrained(folder, dtype, mesh=mesh)[1]
-    return load_model(folder, mesh=mesh, dtype=dtype).params
+    model = load_model(folder, mesh=mesh, dtype=dtype)
+    if model.config.adapter not in (None, adapter):
+        raise ValueError(
+            f"The model of {folder} has the adapters {model.config.adapter}; merge them before you "
+            f"train others: python -m experiments.export --checkpoint {folder} --merge --output "
+            "FOLDER."
+        )
+    return model.params
 
 
 def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:

@@ -454,7 +454,8 @@ def init_or_restore_state(
         params = None
         if run.init is not None:
             dtype = "float32" if run.model.adapter is None else run.model.adapter.base_dtype
-            params = load_initial_params(fetch_folder(run.init), setup.mesh, dtype)
+            folder = fetch_folder(run.init)
+            params = load_initial_params(folder, setup.mesh, dtype, run.model.adapter)
             print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)

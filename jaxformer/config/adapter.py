@@ -22,10 +22,11 @@ class LoRA:
         targets: Names of the linear maps, as in the parameters' paths: "query", "key", "value",
             "out", "gate", "up", "down", "router" and others; "experts" are those of all experts,
             "embedding" is the token table and "head" the LM head. "all-linear" is every linear map
-            of attention, mixers and dense feed-forwards.
+            of attention, mixers and dense feed-forwards whose inputs and outputs are at least as
+            many as the rank.
         rslora: Whether the scale is that of rsLoRA.
         dora: Whether the columns of the adapted kernel have trained lengths (DoRA). Not for
-            "experts", "embedding" and "head".
+            "experts", "embedding", "positions" and "head".
         dropout: Dropout rate of an adapter's inputs; "embedding" and "head" have none.
         trained: Parameters that are trained as well, by a part of their path, such as "final_norm";
             PEFT's modules_to_save.
@@ -62,9 +63,13 @@ class LoRA:
         require(self.alpha > 0, f"alpha must be positive; got {self.alpha}.")
         require(0 <= self.dropout < 1, f"dropout must be in [0, 1); got {self.dropout}.")
         require(bool(self.targets), "targets must name at least one linear map; got none.")
-        wholes = {"experts", "embedding", "head"} & set(self.targets)
+        wholes = {"experts", "embedding", "positions", "head"} & set(self.targets)
         if self.dora and self.targets != "all-linear" and wholes:
             raise ValueError(f"dora is not supported for the targets {sorted(wholes)}.")
+
+    def fits(self, inputs: int, outputs: int) -> bool:
+        """Whether a target may have these sizes; "all-linear" leaves out those that do not."""
+        return self.targets != "all-linear" or self.rank <= min(inputs, outputs)
 
     @property
     def scale(self) -> float:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.collectives import pvary_like
@@ -44,7 +45,7 @@ def blocked_matmul(
             products, product.astype(products.dtype), block.start, 0
         )
 
-    initial = jnp.zeros((len(x) + size, width), jnp.float32)
+    initial = jnp.zeros((len(x) + size, width), np.promote_types(x.dtype, jnp.float32))
     products = _fold_blocks(multiply, initial, size, group_sizes, _append_rows(x, size), kernels)
     return products[: len(x)].astype(x.dtype)
 
@@ -53,24 +54,25 @@ def blocked_matmul(
 def blocked_outer_product(
     x: Float[Array, "R D"], y: Float[Array, "R F"], group_sizes: Int[Array, " E"]
 ) -> Float[Array, "E D F"]:
-    """Sum x[r] * y[r] over the rows of each group, in float32."""
+    """Sum x[r] * y[r] over the rows of each group, in float32 or wider."""
     size = _block_size(x, group_sizes)
 
     def add(block: RowBlock, sums: Array, x: Array, y: Array) -> Array:
-        rows = jnp.where(block.in_group[:, None], block.of(x), 0)
-        operands = float32_matmul_operands(rows.T, block.of(y))
-        product = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+        x, y = (jnp.where(block.in_group[:, None], block.of(rows), 0) for rows in (x, y))
+        operands = float32_matmul_operands(x.T, y)
+        product = jnp.matmul(*operands, preferred_element_type=sums.dtype)
         product += jax.lax.dynamic_index_in_dim(sums, block.group, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(sums, product, block.group, 0)
 
-    initial = jnp.zeros((len(group_sizes), x.shape[1], y.shape[1]), jnp.float32)
+    shape = len(group_sizes), x.shape[1], y.shape[1]
+    initial = jnp.zeros(shape, np.promote_types(x.dtype, jnp.float32))
     padded = (_append_rows(rows, size) for rows in (x, y))
     return _fold_blocks(add, initial, size, group_sizes, *padded).astype(x.dtype)
 
 
 def _block_size(x: Array, group_sizes: Array) -> int:
     """Rows per block: the mean size of a group down to a power of two, from 8 to 256."""
-    mean = len(x) // len(group_sizes)
+    mean = len(x) // max(1, len(group_sizes))
     return min(256, max(8, 2 ** (mean.bit_length() - 1)))
 
 

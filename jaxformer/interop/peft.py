@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop import transforms as t
 from jaxformer.interop.load import Pretrained
-from jaxformer.interop.param_mapping import TensorMapping, expand_mapping
+from jaxformer.interop.param_mapping import EMBEDDING_PATH, TensorMapping, expand_mapping
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.save import atomic_folder, check_output_folder, choose_family
 from jaxformer.interop.tensor_checks import check_finite
@@ -39,6 +40,8 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "lora_bias": (None, False),
     "megatron_config": (None, {}),
     "exclude_modules": (None, []),
+    # Others change the base model where PEFT loads them.
+    "init_lora_weights": (True, False, None, "gaussian"),
 }
 
 
@@ -192,18 +195,20 @@ def load_adapter(
     check_parameters(base, params)
     modules = {m.name: m for m in adaptable_modules(base)}
     by_module = _group_by_module(folder, _read_tensors(folder), modules)
-    ranks = {name: len(parts["A"]) for name, parts in by_module.items()}
-    scales = {name: _scale(values, name, rank) for name, rank in ranks.items()}
+    scales, ranks = {}, []
+    for name, parts in by_module.items():
+        scales[name] = _scale(folder, values, name, len(parts["A"]))
+        ranks += [len(columns) for columns in _used_columns(folder, modules[name], parts)]
     paths = [slot.path for name in by_module for slot in modules[name].mapping.slices]
     targets = {target_name(tuple(path.split("/")[:-1])) for path in paths}
-    rank, rslora = max(ranks.values()), bool(values.get("use_rslora"))
+    rank, rslora = max(1, *ranks), _field(folder, values, "use_rslora", bool, False)
     lora = c.LoRA(
         rank=rank,
         alpha=next(iter(scales.values())) * (math.sqrt(rank) if rslora else rank),
         targets=tuple(sorted(targets)),
         rslora=rslora,
-        dora=bool(values.get("use_dora")),
-        dropout=float(values.get("lora_dropout") or 0.0),
+        dora=_field(folder, values, "use_dora", bool, False),
+        dropout=_field(folder, values, "lora_dropout", float, 0.0),
     )
     adapted = replace(base, adapter=lora)
     filled = {
@@ -211,8 +216,7 @@ def load_adapter(
         for path, shape in parameter_shapes(adapted).items()
         if is_adapter(path)
     }
-    if lora.dora:
-        _check_complete(folder, filled, by_module, modules)
+    _check_magnitudes(folder, lora, filled, by_module, modules)
     for name, parts in by_module.items():
         _fill_module(folder, filled, modules[name], parts, scales[name] / lora.scale)
     arrays = flatten_dict(params, sep="/") | {path: jnp.asarray(x) for path, x in filled.items()}
@@ -236,7 +240,11 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
     """Read the tensors of the adapters, which must be finite."""
     path = folder / ADAPTER_WEIGHTS
-    tensors = {name: files.read_tensor(x) for name, x in files.read_header(path).items()}
+    stored = files.read_header(path)
+    for name, entry in stored.items():
+        if entry.dtype not in files.FLOAT_DTYPES:
+            raise ValueError(f"{name} in {path} is {entry.dtype}, which is no float.")
+    tensors = {name: files.read_tensor(entry) for name, entry in stored.items()}
     for name, x in tensors.items():
         check_finite(x, np.dtype(np.float32), f"{name} in {path}")
     return tensors
@@ -256,6 +264,8 @@ def adaptable_modules(config: c.TransformerConfig) -> list[ModuleAdapter]:
         counts = tuple(len(metadata[path].input_and_output_axes[0]) for path in paths)
         transform = _output_transform(mapping.transform)
         if transform is None or any("experts" in metadata[p].logical_axes for p in paths):
+            continue
+        if base.head.tied and EMBEDDING_PATH in paths:  # PEFT would not adapt the head
             continue
         modules.append(
             ModuleAdapter(mapping.hf_name.removesuffix(".weight"), mapping, counts, transform)
@@ -339,8 +349,10 @@ def _group_by_module(
         module = name.removeprefix(PREFIX).removesuffix(end or "")
         if end is None or module not in modules:
             unknown.append(name)
+        elif ends[end] in groups.setdefault(module, {}):
+            raise ValueError(f"{folder / ADAPTER_WEIGHTS} has {module}{end} twice.")
         else:
-            groups.setdefault(module, {})[ends[end]] = x
+            groups[module][ends[end]] = x
     if unknown or not groups:
         listed = ", ".join(unknown[:4]) or "no tensor"
         module_names = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
@@ -351,33 +363,90 @@ def _group_by_module(
     for module, parts in groups.items():
         if not {"A", "B"} <= parts.keys():
             raise ValueError(f"{folder / ADAPTER_WEIGHTS}: {module} has only {', '.join(parts)}.")
+        if parts["A"].ndim != 2 or not len(parts["A"]):
+            raise ValueError(
+                f"{folder / ADAPTER_WEIGHTS}: A of {module} must be a matrix of one row or more; "
+                f"got {list(parts['A'].shape)}."
+            )
     return groups
 
 
-def _scale(values: Mapping[str, Any], name: str, rank: int) -> float:
+def _field(folder: Path, values: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """A field of adapter_config.json; null and a missing one are the default."""
+    value = default if values.get(name) is None else values[name]
+    is_number = kind is float and isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number or type(value) is kind):
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG}: {name} must be {kind.__name__}; got {value!r}."
+        )
+    return value
+
+
+def _module_field(
+    folder: Path, values: Mapping[str, Any], field: str, pattern: str, module: str, default: float
+) -> Any:
+    """A number of one module: that of the first pattern that ends its name, or the field."""
+    patterns = _field(folder, values, pattern, dict, {})
+    for key in patterns:
+        if re.match(rf"(.*\.)?({key})$", module):
+            return _field(folder, patterns, key, float, default)
+    return _field(folder, values, field, float, default)
+
+
+def _scale(folder: Path, values: Mapping[str, Any], module: str, rank: int) -> float:
     """Scale of a module's update, from its alpha and rank."""
-    patterns = values.get("alpha_pattern") or {}
-    matches = (x for key, x in patterns.items() if name == key or name.endswith(f".{key}"))
-    alpha = next(matches, values.get("lora_alpha", 8))
-    return alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
+    stated = _module_field(folder, values, "r", "rank_pattern", module, rank)
+    if stated != rank:
+        raise ValueError(
+            f"{folder}: the adapter of {module} has rank {rank}, but {ADAPTER_CONFIG} says "
+            f"{stated}."
+        )
+    alpha = _module_field(folder, values, "lora_alpha", "alpha_pattern", module, 8.0)
+    if not alpha > 0:
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG}: the alpha of {module} must be positive; got {alpha}."
+        )
+    return alpha / (math.sqrt(rank) if _field(folder, values, "use_rslora", bool, False) else rank)
 
 
-def _check_complete(
+def _check_magnitudes(
     folder: Path,
+    lora: c.LoRA,
     filled: Mapping[str, np.ndarray],
-    groups: Mapping[str, Any],
+    groups: Mapping[str, Mapping[str, np.ndarray]],
     modules: Mapping[str, ModuleAdapter],
 ) -> None:
-    """Raise if DoRA's magnitudes are missing in some layer, where 0 would not do."""
-    count = sum(len(modules[name].mapping.slices) for name in groups)
-    needed = sum(
-        len(m.mapping.slices) for m in modules.values() if m.paths(MAGNITUDE)[0][0] in filled
-    )
-    if count != needed:
+    """Raise if magnitudes are not those of DoRA: in all modules, or in none."""
+    needed = {n for n, m in modules.items() if m.paths(MAGNITUDE)[0][0] in filled}
+    stored = {name for name, parts in groups.items() if "magnitude" in parts}
+    if stored != needed:
         raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} has DoRA adapters in {count} of {needed} modules of these "
-            "names; they must be in all."
+            f"{folder / ADAPTER_WEIGHTS} has lora_magnitude_vector in {len(stored)} of the "
+            f"{len(needed)} modules that need one with use_dora={lora.dora}."
         )
+
+
+def _used_columns(
+    folder: Path, module: ModuleAdapter, parts: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Indices of the rank that each kernel of a module uses; all, where the module is one kernel.
+
+    Of several kernels each may use a part, as `save_adapter` writes them.
+    """
+    a, b = parts["A"], parts["B"].astype(np.float32)
+    shapes = module.b_shapes(len(a))
+    inputs = math.prod(module.mapping.slice_shapes[0][: module.num_input_axes[0]])
+    expected = (len(a), inputs), module.to_hf.hf_shape(shapes)
+    if (a.shape, b.shape) != expected:
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS}: the adapter of {module.name} is {list(a.shape)} and "
+            f"{list(b.shape)}; this model needs {list(expected[0])} and {list(expected[1])}. Is it "
+            "of another base model?"
+        )
+    if len(shapes) == 1:
+        return [np.arange(len(a))]
+    used = [x.reshape(len(a), -1).any(axis=1) for x in module.to_hf.from_hf(b, shapes)]
+    return [np.flatnonzero(rows) for rows in used]
 
 
 def _fill_module(
@@ -390,18 +459,13 @@ def _fill_module(
     """Copy PEFT's tensors of one module into our parameters, whose rank may be larger."""
     a, b = (parts[name].astype(np.float32) for name in "AB")
     shapes = module.b_shapes(len(a))
-    inputs = math.prod(module.mapping.slice_shapes[0][: module.num_input_axes[0]])
-    expected = (len(a), inputs), module.to_hf.hf_shape(shapes)
-    if (a.shape, b.shape) != expected:
-        raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS}: the adapter of {module.name} is {list(a.shape)} and "
-            f"{list(b.shape)}; this model needs {list(expected[0])} and {list(expected[1])}. Is it "
-            "of another base model?"
-        )
-    for (path, at), x in zip(module.paths(LORA_B), module.to_hf.from_hf(b, shapes), strict=True):
-        filled[path][at][: len(a)] = x * factor
-    for path, at in module.paths(LORA_A):
-        filled[path][at][..., : len(a)] = a.T.reshape(*filled[path][at].shape[:-1], len(a))
+    columns = _used_columns(folder, module, parts)
+    b_parts = module.to_hf.from_hf(b, shapes)
+    for (path, at), x, used in zip(module.paths(LORA_B), b_parts, columns, strict=True):
+        filled[path][at][: len(used)] = x[used] * factor
+    for (path, at), used in zip(module.paths(LORA_A), columns, strict=True):
+        shape = filled[path][at].shape[:-1]
+        filled[path][at][..., : len(used)] = a[used].T.reshape(*shape, len(used))
     if "magnitude" in parts:
         ones = [(1, *shape[1:]) for shape in shapes]
         rows = module.to_hf.from_hf(parts["magnitude"].astype(np.float32)[:, None], ones)

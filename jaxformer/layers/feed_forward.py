@@ -272,6 +272,8 @@ class ExpertLinear(nn.Module):
             return y
         axes = f"experts {self.logical_axes}"
         a, b = low_rank_parameters(self, lora, self.shape, axes, runtime, dtype=dtype)
-        narrow = F.grouped_matmul(apply_dropout(self, rows, lora.dropout, runtime), a, group_sizes)
+        tensor = runtime.mesh_axes.tensor if self.logical_axes.startswith("hidden") else None
+        narrow_inputs = apply_dropout(self, rows, lora.dropout, runtime, axis_name=tensor)
+        narrow = F.grouped_matmul(narrow_inputs, a, group_sizes)
         update = F.grouped_matmul(narrow, b, group_sizes)
         return y + update * jnp.asarray(lora.scale, y.dtype)

@@ -1,5 +1,7 @@
 """Linear layer with tensor-parallel reduction of its output."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -44,7 +46,8 @@ class Linear(nn.Module):
             self, "kernel", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
         )
         x, lora = x.astype(dtype), self.runtime.lora_of(self.path)
-        if lora is None:
+        split = logical_axes.num_input_axes
+        if lora is None or not lora.fits(math.prod(shape[:split]), math.prod(shape[split:])):
             y = F.linear(x, kernel, axes=logical_axes.num_input_axes)
         else:
             y = adapt_output(self, lora, x, kernel, shape, self.logical_axes, self.runtime)

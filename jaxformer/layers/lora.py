@@ -1,5 +1,6 @@
 """Low-rank adapters: their parameters beside a kernel, their outputs, and merging them into it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -73,7 +74,7 @@ def low_rank_parameters(
         )
 
     def draw_a(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
-        return jax.random.uniform(key, shape, dtype, -1.0, 1.0) / np.sqrt(fan_in)
+        return jax.random.uniform(key, shape, dtype, -1.0, 1.0) / math.sqrt(fan_in)
 
     a_shape, a_axes = (*shape[:split], lora.rank), f"{inputs} -> rank"
     a = sharded_parameter(module, LORA_A, draw_a, a_shape, a_axes, runtime, dtype=dtype)
@@ -127,7 +128,8 @@ def adapt_output(
     outputs = " ".join(names[axes + 1 :]).replace("model", "features")
     init_fn = lambda key, shape, dtype: length  # noqa: E731
     magnitude = sharded_parameter(module, MAGNITUDE, init_fn, shape[axes:], outputs, runtime)
-    ratio = F.copy_to_tensor_parallel(magnitude, tensor) / jax.lax.stop_gradient(length)
+    divisor = jax.lax.stop_gradient(jnp.where(length == 0, 1, length))
+    ratio = F.copy_to_tensor_parallel(magnitude, tensor) / divisor
     return y * jnp.broadcast_to(ratio.astype(y.dtype), y.shape)
 
 
@@ -163,9 +165,10 @@ def _merge(lora: c.LoRA, kernel: Any, a: Any, b: Any, magnitude: Any) -> Array:
     if magnitude is not None:
         inputs = tuple(range(num_stacks, a.ndim - 1))
         length = jnp.sqrt(jnp.sum(jnp.square(total), axis=inputs, keepdims=True))
-        ratio = jnp.expand_dims(jnp.asarray(magnitude, jnp.float32), inputs) / length
+        ratio = jnp.expand_dims(jnp.asarray(magnitude, jnp.float32), inputs)
+        ratio = ratio / jnp.where(length == 0, 1, length)
         total = total * jnp.broadcast_to(ratio, total.shape)
-    return total.astype(jnp.promote_types(kernel.dtype, a.dtype))
+    return total.astype(np.promote_types(kernel.dtype, a.dtype))
 
 
 def is_adapter(path: str) -> bool:

@@ -19,6 +19,7 @@ LORA = c.LoRA(rank=2, alpha=3.0)
 # Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
 MODELS = ("llama-2-7b", "gpt-2-xl", "gpt-neox-20b", "phi-3-mini")
 TOKENS = jnp.arange(14).reshape(2, 7)
+NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
 def draw(config):
@@ -145,6 +146,12 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
         ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; it must be LORA"),
         ({"bias": "all"}, "bias='all' is not supported; it must be 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
+        ({"lora_alpha": "16"}, "lora_alpha must be float; got '16'"),
+        ({"alpha_pattern": {"q_proj": 0}}, "the alpha of .*q_proj must be positive; got 0"),
+        ({"use_rslora": "false"}, "use_rslora must be bool; got 'false'"),
+        ({"r": 64}, "has rank 2, but adapter_config.json says 64"),
+        ({"use_dora": True}, "lora_magnitude_vector in 0 of the 14 modules"),
     ],
 )
 def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
@@ -168,6 +175,52 @@ def test_adapters_of_another_base_are_refused(tmp_path):
         params = Transformer(other).init(jax.random.key(0), TOKENS)["params"]
         with pytest.raises(ValueError, match=message):
             load_adapter(tmp_path / "x", other, params)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: x | {"a.lora_A.weight": x["A"]}, "which is no adapter of this model"),
+        (lambda x: x | {NAME + "A.weight": x["A"] * np.nan}, "q_proj.lora_A.weight .* not finite"),
+        (lambda x: x | {NAME + "A.weight": x["A"][:0]}, "must be a matrix of one row or more"),
+        (lambda x: x | {NAME + "A.weight": x["A"].astype(np.int32)}, "is I32, which is no float"),
+        (lambda x: x | {NAME[17:] + "A.weight": x["A"]}, "q_proj.lora_A.weight twice"),
+    ],
+)
+def test_damaged_tensors_are_refused(tmp_path, change, message):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    changed = change(tensors | {"A": tensors[NAME + "A.weight"]})
+    save_file({name: x for name, x in changed.items() if name != "A"}, path)
+    with pytest.raises(ValueError, match=message):
+        load_adapter(tmp_path / "x", *split(config, params))
+
+
+def test_patterns_are_regular_expressions_as_in_peft(tmp_path):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    scaled = []
+    for key in ("model.layers.0.self_attn.q_proj", r"^model\.layers\.0\..*q_proj", r"0\..*q_proj"):
+        path.write_text(json.dumps(settings | {"alpha_pattern": {key: 300.0}}))
+        scaled.append(load_adapter(tmp_path / "x", *split(config, params)).params)
+    plain = flatten_dict(params, sep="/")["decoder/layers/layer_0/attention/query/lora_b"]
+    for tree in scaled:
+        b = flatten_dict(tree, sep="/")["decoder/layers/layer_0/attention/query/lora_b"]
+        np.testing.assert_allclose(b[0], plain[0] * 100, rtol=1e-5)
+        np.testing.assert_allclose(b[1], plain[1], rtol=1e-5)
+
+
+def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
+    config = replace(zoo.get("phi-3-mini").tiny(), adapter=LORA)
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    assert load_adapter(tmp_path / "x", *split(config, params)).config.adapter.rank == LORA.rank
 
 
 @pytest.mark.parity

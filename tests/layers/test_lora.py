@@ -236,7 +236,7 @@ def test_models_of_other_kinds_have_adapters(name):
             "out, query, up, value",
         ),
         (
-            replace(LORA, rank=13),
+            replace(LORA, rank=13, targets=("key",)),
             r"LoRA.rank must be at most the width of every target; got 13, and "
             r"decoder/layers/layer_0/attention/key has 16 inputs and 12 outputs",
         ),
