@@ -316,7 +316,7 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
         **dict.fromkeys(("end_of_text", "num_documents", "num_bytes", "num_targets"), 1),
     )
     run = replace(finetune.RUNS["default"], batch_size=batch_size, epochs=epochs)
-    run = pretrain.with_epochs_as_steps(run, packed)
+    run = pretrain.with_epochs_as_steps(run, packed.epoch)
     assert capsys.readouterr().out == f"Epochs: {epochs:g}, steps: {steps}.\n"
     assert (run.epochs, run.steps) == (None, steps)
 
