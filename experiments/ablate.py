@@ -5,10 +5,10 @@
     python -m experiments.ablate --axis optimizer --run default --steps 300
     python -m experiments.ablate --axis model.norm --variants "RMSNorm(eps=0.1)" "LayerNorm()"
 
-Axes: norm, block, qk_norm, z_loss, placement, activation, position, softcap, optimizer, or any
-field of a run's model, optimizer or objective. Trains each variant from several seeds and compares
-it with the baseline, the unchanged run, paired by seed. Writes JSON, a table and a plot. The same
-command resumes an interrupted study.
+Axes: norm, block, qk_norm, z_loss, placement, activation, position, mixer, softcap, optimizer, or
+any field of a run's model, optimizer or objective. Trains each variant from several seeds and
+compares it with the baseline, the unchanged run, paired by seed. Writes JSON, a table and a plot.
+The same command resumes an interrupted study.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pathlib import Path
 from experiments.command_line import parse_args, readable_errors
 from experiments.studies.extra_metrics import EXTRA_METRICS, no_extra_metrics
 from experiments.studies.plots import plot_extra_metrics, plot_losses
-from experiments.studies.sizes import ABLATION_SIZES
+from experiments.studies.sizes import ablation_sizes
 from experiments.studies.study import Study, base_run, run_study
 from experiments.studies.tables import ablation_report
 from experiments.studies.variants import make_variants
@@ -40,7 +40,7 @@ class Ablation(Study):
 
 def main(study: Ablation) -> Path:
     """Run the study and write its report; returns the results folder."""
-    run = base_run(study, ABLATION_SIZES)
+    run = base_run(study, ablation_sizes(study.axis))
     variants = make_variants(study.axis, run, study.variants)
     measure = EXTRA_METRICS.get(study.axis, no_extra_metrics)
     output, results = run_study(study, f"ablate_{study.axis}", run, variants, measure)

@@ -21,7 +21,7 @@ from experiments.command_line import parse_args, readable_errors
 from experiments.pretrain import RUNS
 from experiments.studies.plots import plot_extra_metrics, plot_losses
 from experiments.studies.results import STUDY_KEYS, THROUGHPUT_FILE, ResultDict, read_json
-from experiments.studies.sizes import ABLATION_SIZES
+from experiments.studies.sizes import ablation_sizes
 from experiments.studies.tables import ablation_report
 from experiments.studies.variants import AXES, make_variants
 from experiments.training.plot import plot_run
@@ -43,8 +43,8 @@ is the mean over seeds of the paired difference from the baseline (the first row
 confidence interval by Student's t; where the interval contains zero, the difference is not
 significant. Losses are in nats per token of held-out text.
 
-These results use the split of version 0.1, which held out whole documents by a hash of their names.
-Newer versions hold out an exact fraction of the bytes, so a new run has other held-out text.
+All but `mixer` use the split of version 0.1, which held out whole documents by a hash of their
+names. Newer versions hold out an exact fraction of the bytes, so a new run has other held-out text.
 
 Each study has several sizes: `--size smoke` (a test of minutes), `--size cpu` (the results below),
 `--size untied` (the same with an untied head) and `--size gpu` (about 100M parameters).
@@ -202,7 +202,7 @@ def study_layout(study: ResultDict) -> tuple[str, list[str], Callable[[list[Resu
         order = [setting.name for setting in rope_placement.SETTINGS]
         return f"RoPE placement ({study['size']})", order, rope_placement.format_report
     axis = study["study"].removeprefix("ablate_")
-    run = {**RUNS, **ABLATION_SIZES}[study["size"]]
+    run = {**RUNS, **ablation_sizes(axis)}[study["size"]]
     order = [variant.name for variant in make_variants(axis, run)] if axis in AXES else []
     title = f"Ablation: {axis} ({study['size']})"
     return title, order, partial(ablation_report, axis)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
 from experiments.pretrain import PackedCorpus
+from experiments.studies.recall import recall_by_length
 from experiments.studies.results import ResultDict
 from experiments.studies.study import ExtraMetric, finite_or_none
 from experiments.studies.train_seeds import StudyTraining, Variant, held_out_losses
@@ -153,4 +154,8 @@ def layer_gradient_norms(gradient: Any) -> np.ndarray:
     return np.asarray([norm(layer) for layer in unstack_layers(gradient["decoder"])])
 
 
-EXTRA_METRICS: dict[str, ExtraMetric] = {"position": loss_by_length, "placement": gradient_by_depth}
+EXTRA_METRICS: dict[str, ExtraMetric] = {
+    "position": loss_by_length,
+    "placement": gradient_by_depth,
+    "mixer": recall_by_length,
+}

@@ -114,16 +114,25 @@ def label_line_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -
 
 
 def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: int) -> None:
-    """Plot the extra metric of an ablation, if it has one: loss by length or gradient by depth.
+    """Plot the extra metric of an ablation, if it has one: loss or recall by length, or gradient.
 
     Args:
         path: File to write.
         variants: Results of the variants, the baseline first.
         length: Row length of training in tokens.
     """
-    if not has_matplotlib() or not {"at_lengths", "gradient_by_depth"} & variants[0].keys():
+    metrics = {"at_lengths", "gradient_by_depth", "recall"} & variants[0].keys()
+    if not has_matplotlib() or not metrics:
         return
-    if "at_lengths" in variants[0]:
+    if "recall" in variants[0]:
+        panels = _recall(variants)
+        trained = variants[0]["recall_trained_length"]
+        labels = {
+            "xlabel": f"tokens of a document (training: up to {trained})",
+            "ylabel": "share of correct answers, mean of seeds",
+            "ylim": (-0.03, 1.03),
+        }
+    elif "at_lengths" in variants[0]:
         panels = _by_length(variants, length)
         labels = {
             "xlabel": f"row length in tokens (training: {length})",
@@ -139,8 +148,12 @@ def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: in
             axes.plot(x, y, marker=".", color=colour)
             ends.append((name, x[-1], y[-1], colour))
         axes.set(title=title, **labels)
-        if "at_lengths" in variants[0]:
+        if "gradient_by_depth" not in variants[0]:
             axes.set_xscale("log", base=2)
+        if "recall" in variants[0]:
+            axes.axvline(variants[0]["recall_trained_length"], color="0.8", zorder=0)
+            axes.set_xticks(x, x)
+            axes.label_outer()
         label_line_ends(axes, ends)
     figure.savefig(path, dpi=DPI)
 
@@ -179,6 +192,20 @@ def _by_length(variants: Sequence[ResultDict], length: int) -> dict[str, Lines]:
             elif not is_baseline:
                 (same_kind_lines if name.startswith(base) else other_lines)[name] = line
     return {title: lines for title, lines in panels.items() if len(lines) > 1 or title == base}
+
+
+def _recall(variants: Sequence[ResultDict]) -> dict[str, Lines]:
+    """A panel for each task, with the mean over the seeds."""
+    return {
+        task: {
+            variant["variant"]["name"]: (
+                [int(length) for length in variant["recall"][task]],
+                [float(np.mean(seeds)) for seeds in variant["recall"][task].values()],
+            )
+            for variant in variants
+        }
+        for task in variants[0]["recall"]
+    }
 
 
 def _by_depth(variants: Sequence[ResultDict]) -> Lines:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.studies.extra_metrics import LENGTH_FACTORS, MAX_DOCUMENT_CHARACTERS, MIN_DEPTH
+from experiments.studies.recall import NUM_TESTED
 from experiments.studies.results import ResultDict
 from experiments.studies.statistics import Estimate, estimate, paired_difference
 from experiments.studies.variants import WITHOUT_WARM_UP
@@ -113,6 +114,8 @@ def ablation_report(axis: str, results: list[ResultDict]) -> str:
         parts.append(_length_table(results))
     if "gradient_by_depth" in baseline:
         parts.append(_depth_table(results))
+    if "recall" in baseline:
+        parts.append(_recall_table(results))
     return "\n\n".join(parts) + "\n"
 
 
@@ -219,5 +222,38 @@ def _depth_table(results: list[ResultDict]) -> str:
         "Here output projections are initialized like the others (in training they are scaled down "
         "by depth, which norms after the branches would undo). Geometric means over seeds, with "
         "95% intervals.\n\n"
+        f"{markdown(columns, lines)}"
+    )
+
+
+def _recall_table(results: list[ResultDict]) -> str:
+    """Table of the accuracy of recall by length, for each task and variant."""
+    recall, trained = results[0]["recall"], results[0]["recall_trained_length"]
+    lengths = list(next(iter(recall.values())))
+
+    def cell(length: str) -> Callable[[ResultDict], str]:
+        return lambda line: mean_and_interval(length, 2)(line["accuracies"])
+
+    lines = [
+        {"numbers": numbers, "task": task, "accuracies": numbers["recall"][task]}
+        for task in recall
+        for numbers in results
+    ]
+    columns = [
+        Column("task", lambda line: line["task"]),
+        Column("mixer", lambda line: line["numbers"]["variant"]["name"]),
+        *(Column(length, cell(length)) for length in lengths),
+        Column(
+            f"cache of {lengths[-1]} tokens", lambda line: f"{line['numbers']['cache_numbers']:,}"
+        ),
+    ]
+    return (
+        "Share of the answers that are the most likely token, in documents of n tokens: n / 4 "
+        "key-value pairs and then the keys, each to be answered by its value, or a string of "
+        "n / 2 - 1 tokens to be repeated. Another training of each variant, on both tasks at once, "
+        f"with the same seeds, optimizer and steps; its documents have up to {trained} tokens. "
+        f"{NUM_TESTED} documents of each length. Any value of the document, whatever the key, is "
+        "right in about 4 / n of the cases. The last column has the numbers that all layers keep "
+        "for decoding.\n\n"
         f"{markdown(columns, lines)}"
     )

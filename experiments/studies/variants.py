@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from experiments.command_line import dataclasses_by_name
 from experiments.pretrain import Pretrain
+from experiments.studies.mixers import mixer_variants
 from experiments.studies.train_seeds import Variant
 from jaxformer import config as c
 from jaxformer.config import from_python
@@ -286,6 +287,7 @@ VARIANT_MAKERS: Mapping[str, Callable[[Variant, Pretrain], Iterator[Variant]]] =
     "placement": placement_variants,
     "activation": activation_variants,
     "position": position_variants,
+    "mixer": mixer_variants,
     "softcap": softcap_variants,
     "optimizer": optimizer_variants,
 }

@@ -27,7 +27,7 @@ from experiments.studies.extra_metrics import (
 )
 from experiments.studies.plots import has_matplotlib, plot_losses
 from experiments.studies.results import StudyResults
-from experiments.studies.sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
+from experiments.studies.sizes import ABLATION_SIZES, MIXER_SIZES, PLACEMENT_SIZES, study_run
 from experiments.studies.tables import Column, difference_from, markdown, mean_and_interval
 from experiments.studies.train_seeds import (
     SeedResults,
@@ -68,7 +68,7 @@ def small(tmp_path, monkeypatch):
     run = study_run(MODEL, steps=STEPS, peak=1e-2, length=8, batch_size=2, held_out=0.05)
     corpus = data.TextFiles(path=str(tmp_path / "texts"))
     run = replace(run, tokenizer=data.ByteLevel(), corpus=corpus)
-    for sizes in (ABLATION_SIZES, PLACEMENT_SIZES):
+    for sizes in (ABLATION_SIZES, PLACEMENT_SIZES, MIXER_SIZES):
         monkeypatch.setitem(sizes, "smoke", run)
     return run
 
@@ -466,6 +466,7 @@ KEPT = {
         ]
         for axis in ("placement", "activation", "position", "block")
     },
+    "ablate_mixer-cpu": [variant.name for variant in make_variants("mixer", MIXER_SIZES["cpu"])],
     # Whether it was the start that told activations apart; it was.
     "ablate_activation-untied": [
         "silu, gated",

@@ -87,6 +87,21 @@ def test_depths_are_drawn_with_names_beside_them(drawn, tmp_path):
     assert axes.get_yscale() == "log" and axes.get_legend() is None
 
 
+def test_recall_is_drawn_by_task_with_the_end_of_training(drawn, tmp_path):
+    variants = variants_of("ablate_mixer-cpu")
+    plot_extra_metrics(tmp_path / "more.png", variants, length=64)
+    (figure,) = drawn
+    assert [axes.get_title() for axes in figure.axes] == ["associative recall", "copying"]
+    for axes in figure.axes:
+        assert set(names_beside(axes)) == {n["variant"]["name"] for n in variants}
+        *lines, trained = axes.lines
+        assert all(list(line.get_xdata()) == [16, 32, 64, 128] for line in lines)
+        assert set(trained.get_xdata()) == {32}
+        assert list(lines[0].get_ydata()) == [
+            np.mean(x) for x in variants[0]["recall"][axes.get_title()].values()
+        ]
+
+
 @pytest.mark.parametrize(
     "ends, heights",
     [
