@@ -171,7 +171,11 @@ def _settings(lora: c.LoRA, modules: list[ModuleAdapter]) -> dict[str, Any]:
 
 
 def load_adapter(
-    folder: str | Path, config: c.TransformerConfig, params: Mapping[str, Any]
+    folder: str | Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    base_name: str | None = None,
 ) -> Pretrained:
     """Read adapters that PEFT saved, for a base model that is loaded.
 
@@ -181,6 +185,7 @@ def load_adapter(
         folder: Folder with adapter_config.json and adapter_model.safetensors.
         config: The base model, of a Hugging Face family.
         params: Its parameters.
+        base_name: Folder or hub name of the base model; the folder must say the same, or nothing.
 
     Returns:
         The model with `TransformerConfig.adapter`, and its parameters.
@@ -191,6 +196,9 @@ def load_adapter(
     """
     folder = Path(folder)
     values = _read_settings(folder)
+    stated = _field(folder, values, "base_model_name_or_path", str, base_name or "")
+    if base_name is not None and Path(stated).name != Path(base_name).name:
+        raise ValueError(f"The adapters in {folder} are of {stated}; got the model {base_name}.")
     base = replace(config, adapter=None)
     check_parameters(base, params)
     modules = {m.name: m for m in adaptable_modules(base)}

@@ -166,7 +166,11 @@ def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
 
 def test_adapters_of_another_base_are_refused(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    save_adapter(tmp_path / "x", config, draw(config))
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params, base="org/llama")
+    with pytest.raises(ValueError, match="are of org/llama; got the model org/qwen"):
+        load_adapter(tmp_path / "x", *split(config, params), base_name="org/qwen")
+    load_adapter(tmp_path / "x", *split(config, params), base_name="here/llama")
     narrow = replace(config, feed_forward=(c.GLU(hidden_dim=8),), adapter=None)
     for other, message in (
         (narrow, r"adapter of model.layers.0.mlp.down_proj is .* Is it of another base model\?"),
