@@ -75,7 +75,7 @@ def test_groups_differ_between_members_of_a_batch(linear):
 
 @pytest.mark.slow(but=["blocked"])
 def test_a_batch_without_members(linear):
-    x, kernels, dy = draw(0, R, D), draw(E, D, H), draw(0, R, H)
+    x, kernels, dy = map(jnp.asarray, (draw(0, R, D), draw(E, D, H), draw(0, R, H)))
     mapped = jax.vmap(partial(with_gradients, linear), (0, None, None, 0))
     actual = mapped(x, kernels, jnp.asarray(SIZES[0]), dy)
     assert [a.shape for a in actual] == [(0, R, H), (0, R, D), (0, E, D, H)]
