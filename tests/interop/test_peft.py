@@ -1,5 +1,6 @@
 """Adapters as PEFT's folders: written, read, and against PEFT itself (mark `parity`)."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ TOKENS = jnp.arange(14).reshape(2, 7)
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
+@functools.cache
 def draw(config):
     params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
     leaves = flatten_dict(params, sep="/")
@@ -39,7 +41,9 @@ def split(config, params):
     return replace(config, adapter=None), unflatten_dict(base, sep="/")
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(
+    params=[*MODELS[:3:2], *(pytest.param(x, marks=pytest.mark.slow) for x in MODELS[1::2])]
+)
 def adapted(request):
     config = replace(zoo.get(request.param).tiny(), adapter=LORA)
     return config, draw(config)

@@ -60,6 +60,7 @@ def logits(config, params):
     return Transformer(config).apply({"params": params}, TOKENS)
 
 
+@pytest.mark.slow(but=["dora"])
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_new_adapter_changes_nothing(name):
     config = ADAPTED[name]
@@ -70,6 +71,7 @@ def test_a_new_adapter_changes_nothing(name):
     np.testing.assert_allclose(logits(config, params), base, atol=1e-5)
 
 
+@pytest.mark.slow(but=["dora", "experts"])
 @pytest.mark.parametrize("name", ADAPTED)
 def test_merged_equals_adapted(name):
     config, params = ADAPTED[name], draw(ADAPTED[name])
@@ -123,9 +125,8 @@ def train(config, sizes, *, steps=2):
     return before, flatten_dict(jax.device_get(state.params), sep="/"), state
 
 
-@pytest.mark.parametrize(
-    "name", ["dora", *(pytest.param(x, marks=pytest.mark.slow) for x in ("all-linear", "experts"))]
-)
+@pytest.mark.slow(but=["dora"])
+@pytest.mark.parametrize("name", ADAPTED)
 def test_training_changes_adapters_alone(name):
     config = ADAPTED[name]
     before, after, state = train(config, DATA)
