@@ -55,11 +55,11 @@ def mixer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
     kinds = {name: with_equal_parameters(run.model, kind) for name, kind in kinds.items()}
     for name, kind in kinds.items():
         yield replace(baseline, name=name, model=replace(run.model, attention=kind))
-    others = min(3, run.model.num_layers - 1)
-    for name in ("gated delta", "Mamba 2") if others else ():
-        hybrid = c.Hybrid(kinds=(kinds[name],) * others + (attention,))
+    num_recurrent = min(3, run.model.num_layers - 1)
+    for name in ("gated delta", "Mamba 2") if num_recurrent else ():
+        hybrid = c.Hybrid(kinds=(kinds[name],) * num_recurrent + (attention,))
         model = replace(run.model, attention=hybrid)
-        yield replace(baseline, name=f"{name}, attention {others}:1", model=model)
+        yield replace(baseline, name=f"{name}, attention {num_recurrent}:1", model=model)
 
 
 def with_equal_parameters(model: c.TransformerConfig, kind: c.LinearAttention) -> c.LinearAttention:

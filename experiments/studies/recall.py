@@ -49,9 +49,9 @@ def associative_recall(
     keys = generator.permuted(rows, axis=1)[:, :pairs]
     values = num_symbols + generator.integers(num_symbols, size=(count, pairs))
     written = 1 + np.stack([keys, values], axis=-1)
-    asked = generator.permuted(np.tile(np.arange(pairs), (count, 1)), axis=1)
-    answered = np.take_along_axis(written, asked[..., None], axis=1)
-    documents = np.concatenate([written, answered], axis=1).reshape(count, length)
+    question_order = generator.permuted(np.tile(np.arange(pairs), (count, 1)), axis=1)
+    answers = np.take_along_axis(written, question_order[..., None], axis=1)
+    documents = np.concatenate([written, answers], axis=1).reshape(count, length)
     place = np.arange(length)
     return documents, np.tile((place >= length // 2) & (place % 2 == 0), (count, 1))
 

@@ -224,8 +224,10 @@ def _with_all_axes(
             f"The value of {type(change).__name__} must broadcast to {place}, the shape of {at}; "
             f"got {value.shape}."
         )
-    kept = iter(sizes)
-    return type(change)(value.reshape([next(kept) if is_kept else 1 for _, is_kept in axes]))
+    remaining_sizes = iter(sizes)
+    return type(change)(
+        value.reshape([next(remaining_sizes) if is_kept else 1 for _, is_kept in axes])
+    )
 
 
 def _check_run(at: At, change: Change, shapes: Mapping[Layer, tuple[int, ...]]) -> None:
@@ -239,9 +241,9 @@ def _check_run(at: At, change: Change, shapes: Mapping[Layer, tuple[int, ...]]) 
             f"record=[{name!r}]."
         )
     for layer, shape in shapes.items():
-        found = getattr(values[name].get(layer), "shape", None)
-        if found != shape:
+        recorded_shape = getattr(values[name].get(layer), "shape", None)
+        if recorded_shape != shape:
             raise ValueError(
                 f"{name!r} of layer {layer} has shape {shape}, in the run that replaces it "
-                f"{found}; run both on tokens of one shape."
+                f"{recorded_shape}; run both on tokens of one shape."
             )

@@ -159,8 +159,8 @@ def path_patching(
     clean_run, scale = base.run_clean(clean, ("heads",))
     corrupted_run, _ = base.run(base.tokens, tuple(branches))
 
-    def keep_others(layer: int) -> dict[At | str, Change]:
-        kept: dict[At | str, Change] = {}
+    def freeze_branches(layer: int) -> dict[At | str, Change]:
+        patches: dict[At | str, Change] = {}
         for branch in branches:
             is_own = branch.startswith("attention")
             layers = tuple(
@@ -169,10 +169,10 @@ def path_patching(
                 if i is not None and not (is_own and i == layer)
             )
             if layers:
-                kept[At(branch, layer=layers)] = Replace(corrupted_run)
-        return kept
+                patches[At(branch, layer=layers)] = Replace(corrupted_run)
+        return patches
 
-    return base.effects("heads", Replace(clean_run), "head", keep_others) / scale
+    return base.effects("heads", Replace(clean_run), "head", freeze_branches) / scale
 
 
 def ablate_heads(
@@ -269,7 +269,7 @@ class _Base:
         name: str,
         change: Change,
         by: Literal["position", "head"],
-        others: Callable[[int], dict[At | str, Change]] = lambda _: {},
+        layer_patches: Callable[[int], dict[At | str, Change]] = lambda _: {},
     ) -> Float32[np.ndarray, "layers columns"]:
         """Change of the metric for each layer and column; NaN where there is no value."""
         config = self.model.config
@@ -277,7 +277,7 @@ class _Base:
         rows: dict[int, np.ndarray] = {}
         for layer in value_layers(config, name, by):
             (patch,) = bind(patches={At(name, layer=layer): change})
-            rest = bind(patches=others(layer))
+            rest = bind(patches=layer_patches(layer))
             arrays = self.params, self.tokens, self.inputs, patch, rest, self.metric
             scores = _scores(self.model, by, *arrays)
             rows[layer] = np.asarray(scores, np.float32) - self.score
@@ -312,7 +312,7 @@ def _scores(
     tokens: Array,
     inputs: dict[str, Array],
     patch: BoundPatch,
-    others: tuple[BoundPatch, ...],
+    fixed_patches: tuple[BoundPatch, ...],
     metric: Any,
 ) -> Float32[Array, " columns"]:
     """The metric with the patch in each column, one after the other."""
@@ -321,7 +321,7 @@ def _scores(
         one = replace(patch, positions=i[None])
         if by == "head":
             one = replace(patch, heads=i[None])
-        changes = perturbations(model.config, (one, *others))
+        changes = perturbations(model.config, (one, *fixed_patches))
         logits, _ = apply_with_intermediates(model, params, tokens, inputs, changes)
         return jnp.asarray(metric(logits), jnp.float32)
 

@@ -146,8 +146,8 @@ def named_values(config: c.TransformerConfig, intermediates: Any) -> dict[str, d
         for name, path in STACK_VALUES.items():
             values[prefix + name] = {None: _follow(intermediates[stack], path)}
         for name, path in LAYER_VALUES.items():
-            found: dict[Layer, Any] = {i: _follow(x, path) for i, x in enumerate(layers)}
-            if by_layer := {i: x for i, x in found.items() if x is not None}:
+            layer_values: dict[Layer, Any] = {i: _follow(x, path) for i, x in enumerate(layers)}
+            if by_layer := {i: x for i, x in layer_values.items() if x is not None}:
                 values[prefix + name] = by_layer
     return values
 

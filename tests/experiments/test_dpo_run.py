@@ -124,12 +124,12 @@ def test_a_resumed_run_needs_its_reference_and_its_pairs(folder):
     flags = ["--init", str(folder), *FLAGS, *ONE, "--schedule-steps", "6", "--output", "run"]
     train(*flags, "--steps", "2")
     file = Path("run/reference.npz")
-    kept = file.read_bytes()
-    for content in (kept[:-50], b"", None):
+    saved_bytes = file.read_bytes()
+    for content in (saved_bytes[:-50], b"", None):
         file.write_bytes(content) if content is not None else file.unlink()
         with pytest.raises(ValueError, match="reference.npz must have the log-likelihoods of the"):
             train("--resume", "--output", "run", "--steps", "4")
-    file.write_bytes(kept)
+    file.write_bytes(saved_bytes)
     write_pairs(PAIRS[1:])
     with pytest.raises(ValueError, match=r"other settings.*\n  data.pairs: .* in the checkpoint"):
         train("--resume", "--output", "run", "--steps", "4")

@@ -37,8 +37,8 @@ def test_every_key_is_asked_once_and_answered_by_its_value():
     documents, is_answered = associative_recall(np.random.default_rng(0), 50, 28, 11)
     for document, mask in zip(documents.tolist(), is_answered, strict=True):
         written = dict(zip(document[0:14:2], document[1:14:2], strict=True))
-        asked = dict(zip(document[14::2], document[15::2], strict=True))
-        assert len(written) == 7 and asked == written
+        questions = dict(zip(document[14::2], document[15::2], strict=True))
+        assert len(written) == 7 and questions == written
         assert list(np.flatnonzero(mask)) == [14, 16, 18, 20, 22, 24, 26]
         assert set(written) <= set(range(1, 12)) and set(written.values()) <= set(range(12, 23))
     assert set(documents.ravel()) == set(range(1, 23))
@@ -53,8 +53,8 @@ def test_strings_are_repeated():
 
 
 def test_rows_have_all_tasks_and_lengths_and_are_a_function_of_the_seed():
-    given = dict(num_rows=3, row_length=16, num_symbols=4)
-    rows = recall_rows(list(TASKS), [4, 8, 16], **given, seed=5)
+    sizes = dict(num_rows=3, row_length=16, num_symbols=4)
+    rows = recall_rows(list(TASKS), [4, 8, 16], **sizes, seed=5)
     assert len(rows) == 2 * 3 * 3
     batch = next(data.evaluation_batches(rows, batch_size=18))
     assert batch.segments.max(axis=1).tolist() == [4] * 3 + [2] * 3 + [1] * 3 + (
@@ -65,7 +65,7 @@ def test_rows_have_all_tasks_and_lengths_and_are_a_function_of_the_seed():
     assert not batch.loss_mask[is_last].any()  # its target is another document's
     assert batch.loss_mask.sum() == rows.num_targets
     assert batch.loss_mask.sum(axis=1).tolist() == [4] * 9 + [4] * 3 + [6] * 3 + [7] * 3
-    again, other = (recall_rows(list(TASKS), [4, 8, 16], **given, seed=seed) for seed in (5, 6))
+    again, other = (recall_rows(list(TASKS), [4, 8, 16], **sizes, seed=seed) for seed in (5, 6))
     assert (again.tokens == rows.tokens).all() and (other.tokens != rows.tokens).any()
 
 

@@ -266,6 +266,7 @@ def test_delta_rule_is_a_product_of_matrices():
 
 
 @pytest.mark.parametrize("features", [1, 64], ids=["per head", "per feature"])
+@pytest.mark.slow(but=["per head"])
 def test_memory_grows_with_the_length(features):
     """Not with its square, in the gradient too."""
 

@@ -76,7 +76,7 @@ def test_the_stream_of_another_run_gives_its_logits(model):
     assert float(jnp.abs(own - other.logits).max()) > 0.1
 
 
-@pytest.mark.slow(but=["multi_head", "mixed", "linear"])
+@pytest.mark.slow(but=["multi_head", "linear"])
 def test_a_silent_head_has_no_rows_in_the_output_projection(model):
     config, params, tokens, inputs = model
     layers = inspect.run(config, params, tokens, **inputs).values["heads"]

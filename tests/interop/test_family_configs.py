@@ -210,9 +210,9 @@ def test_scales_of_latent_attention_are_written_at_test_size_too(name):
 
 def test_differences_of_layers_are_named_by_their_field():
     config = zoo.get("deepseek-v3").tiny()
-    first, *others = config.first_layers
+    first, *later_layers = config.first_layers
     changed = replace(first, feed_forward=replace(first.feed_forward, hidden_dim=7))
-    other = replace(config, first_layers=(changed, *others))
+    other = replace(config, first_layers=(changed, *later_layers))
     assert config_differences(config, other) == [
         "first_layers[0].feed_forward.hidden_dim: 7 instead of 88"
     ]
@@ -259,6 +259,7 @@ def test_what_qwen_3_next_says():
         config_from_fields("qwen3_next", layer_types=["linear_attention"] * 48, **fields)
 
 
+@pytest.mark.slow
 def test_a_released_file_of_kimi_linear():
     """48B-A3B, whose lists count layers from 1; its head_dim and its RoPE have no effect."""
     full = [4, 8, 12, 16, 20, 24, 27]
@@ -304,6 +305,7 @@ def test_a_released_file_of_kimi_linear():
             config_from_fields("kimi_linear", **fields | {name: value})
 
 
+@pytest.mark.slow
 def test_a_released_file_of_minimax():
     """Text-01, whose residual connection is DeepNorm's and whose heads turn by half."""
     types = (["linear_attention"] * 7 + ["full_attention"]) * 10
@@ -335,6 +337,7 @@ def test_a_released_file_of_minimax():
             config_from_fields("minimax", **fields | factors | {name: value})
 
 
+@pytest.mark.slow
 def test_what_trinity_says():
     """A file of the released code, whose fields of groups and of training change nothing."""
     fields = {

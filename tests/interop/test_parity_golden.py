@@ -178,7 +178,7 @@ RECURRENT = (
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.slow(but=["bamba"])
+@pytest.mark.slow(but=["lfm2"])
 def test_token_by_token_gives_the_same_logits(loaded, name):
     golden, config, params = loaded(name)
     (example,) = golden.examples

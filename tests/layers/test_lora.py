@@ -71,7 +71,7 @@ def test_a_new_adapter_changes_nothing(name):
     np.testing.assert_allclose(logits(config, params), base, atol=1e-5)
 
 
-@pytest.mark.slow(but=["dora", "experts"])
+@pytest.mark.slow(but=["dora"])
 @pytest.mark.parametrize("name", ADAPTED)
 def test_merged_equals_adapted(name):
     config, params = ADAPTED[name], draw(ADAPTED[name])

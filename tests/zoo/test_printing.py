@@ -51,6 +51,7 @@ def test_table(monkeypatch, capsys):
     assert "A star: something about the model is assumed" in closing
 
 
+@pytest.mark.slow
 def test_layers_without_attention_have_no_window(monkeypatch, capsys):
     out = run(monkeypatch, capsys, "nemotron-3-nano")
     assert "23 of 52 layers are recurrent" in out and "have a window" not in out

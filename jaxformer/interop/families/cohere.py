@@ -107,8 +107,8 @@ def read_cohere2_moe(reader: ConfigReader) -> c.TransformerConfig:
 
     sliding = p.read_layer_types(reader, count, slides)
     rope = read_rope(reader, pairing="neighbours", max_length=8192)
-    others = {name: x for name, x in reader.values.items() if name != "rope_scaling"}
-    if rope != read_rope(ConfigReader(others), pairing="neighbours", max_length=8192):
+    other_fields = {name: x for name, x in reader.values.items() if name != "rope_scaling"}
+    if rope != read_rope(ConfigReader(other_fields), pairing="neighbours", max_length=8192):
         reason = "transformers ignores it in this family, and the other fields say otherwise."
         reader.add_problem("rope_scaling", reason)
     rotated = (here or (i < dense and dense_every == 1) for i, here in enumerate(sliding))

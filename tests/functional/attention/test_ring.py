@@ -222,6 +222,7 @@ def test_dropout_is_other_for_each_pair_of_halves():
     assert len(np.unique(tiles, axis=0)) == len(tiles)
 
 
+@pytest.mark.slow
 def test_no_rows_are_no_rows_and_so_are_their_gradients(arrays):
     attend = around(partial(ring_attention, axis_name="context"))
     none = [x[:0] for x in arrays]

@@ -157,8 +157,8 @@ def test_an_infinite_sink_takes_all_weight(implementation, arrays):
 
     output, pullback = jax.vjp(jax.jit(attend), *inputs, sinks)
     assert np.isfinite(output).all() and not output[..., 1, :].any() and output[..., 0, :].any()
-    d_query, *others, d_sinks = pullback(d_output)
-    assert all(np.isfinite(x).all() for x in others)
+    d_query, *key_value_gradients, d_sinks = pullback(d_output)
+    assert all(np.isfinite(x).all() for x in key_value_gradients)
     assert not d_query[..., 1, :].any() and d_sinks[1] == 0 and d_sinks[0] != 0
 
 

@@ -156,7 +156,7 @@ def test_the_layer(name):
 
 
 @VARIANTS
-@pytest.mark.slow(but=["gated delta"])
+@pytest.mark.slow
 def test_rows_of_different_lengths_and_chunks_of_prompts(name):
     """Each row generates what it does alone; "gated delta" has attention in every second layer."""
     config = LLAMA_VARIANTS[name]
@@ -192,6 +192,7 @@ def test_a_cache_of_constant_size():
     assert layers[0].self_attention.state.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_initial_steps_and_rates_are_within_their_limits():
     module = Module(BASE, replace(GATED_DELTA, num_heads=400), None, RuntimeConfig())
     params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), NO_INPUTS)["params"]
@@ -220,7 +221,7 @@ def test_options_that_cannot_be(fields, message):
 
 
 @pytest.mark.parametrize("name, key_heads", [("mamba 2", 1), ("gated delta", 2)])
-@pytest.mark.slow(but=["mamba 2-1"])
+@pytest.mark.slow
 def test_key_heads_that_devices_share(name, key_heads):
     """Four devices with a head of values each equal one device, in every gradient."""
     attention = replace(KINDS[name], num_key_heads=key_heads, biases=("in", "convolution"))
