@@ -178,6 +178,12 @@ def test_functions_explain_each_argument_and_what_they_return():
     assert not wrong
 
 
+def test_the_page_of_functions_lists_each_function_once():
+    page = (ROOT / "experiments/guides/reference/functional.md").read_text()
+    listed = re.findall(r"^\.\. auto\w+:: jaxformer\.functional\.(\w+)$", page, re.M)
+    assert sorted(listed) == sorted(public_names("jaxformer.functional"))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The documentation as its command writes it, with warnings as errors."""
