@@ -93,6 +93,7 @@ LATENT = replace(
         num_heads=4, latent_dim=96, query_latent_dim=120, nope_dim=32, rope_dim=16, value_dim=48
     ),
 )
+MIXED = replace(WIDE, feed_forward=(c.MoE(expert=c.GLU(hidden_dim=96), num_experts=16, top_k=8),))
 SHARED = replace(WIDE, attention=c.SharedKV(num_heads=4, head_dim=48))
 GATED_DELTA = c.LinearAttention(
     num_heads=4, num_key_heads=2, key_dim=48, value_dim=48, convolution_width=None
@@ -216,11 +217,14 @@ def test_flops_of_experts_and_transformer_xl():
     assert costs.forward_flops(relative, T) == costs.forward_flops(WIDE, T) + added
 
 
-def test_activations_of_experts_are_those_of_as_wide_a_layer():
+def test_activations_of_experts_are_those_of_as_wide_a_layer_and_their_rows():
     wide = replace(WIDE, feed_forward=(c.GLU(hidden_dim=600),))
     experts = c.MoE(expert=c.GLU(hidden_dim=300), num_experts=8, top_k=2)
     mixed = replace(WIDE, feed_forward=(experts,))
-    assert costs.activation_bytes(mixed, 2, 64) == costs.activation_bytes(wide, 2, 64)
+    rows = 2 * 64 * 4 * 2 * WIDE.model_dim
+    for remat, arrays in (("none", 4 * 3), ("dots", 3 + 3), ("full", 3)):  # 3 layers, one at work
+        of_experts, of_wide = (costs.activation_bytes(x, 2, 64, remat=remat) for x in (mixed, wide))
+        assert of_experts - of_wide == arrays * rows
 
 
 def test_training_flops_are_six_per_parameter_and_token():
@@ -301,6 +305,7 @@ def test_activation_bytes_of_recurrences_are_near_the_compilers(remat, kind):
         (WIDE, "full", 2, 192),
         (SHARED, "none", 4, 64),
         (LATENT, "dots", 2, 192),
+        (MIXED, "dots", 2, 192),
         (WIDE, "none", 2, 320),  # by blocks
         (WIDE, "full", 2, 320),
         *(
@@ -310,6 +315,8 @@ def test_activation_bytes_of_recurrences_are_near_the_compilers(remat, kind):
                 (WIDE, "dots", 4, 64),
                 (WIDE, "full", 4, 64),
                 (LATENT, "none", 4, 64),
+                (MIXED, "none", 2, 192),
+                (MIXED, "full", 2, 192),
                 (WIDE, "dots", 2, 320),
                 (LATENT, "none", 1, 320),
             )
@@ -348,10 +355,11 @@ def test_activation_bytes_by_hand():
     assert cost(WIDE, B, T, context=4) == cost(biased, B, T, context=4) == whole
     experts = c.MoE(expert=c.GLU(hidden_dim=F_ // 2), num_experts=8, top_k=2)
     mixed = replace(WIDE, feed_forward=(experts,))
-    room = none + 6 * F_
+    rows = 2 * 2 * D  # top_k outputs per token, and as many rows without a token
+    room = none + 6 * F_ + 3 * rows
     assert cost(mixed, B, T, expert_capacity_factor=2.0) == bytes_of(room, room)
     assert cost(mixed, B, T, expert_capacity_factor=2.0, remat="dots") == bytes_of(
-        dots - 2 * F_, room
+        dots + 2 * F_ + rows, room
     )
 
 

@@ -46,6 +46,10 @@ class FeedForward(Option, protocol=True):
         """Outputs per token of the projections from the model width."""
         return projected_width(self.parameters(model_dim))
 
+    def routed_width(self, model_dim: int) -> int:
+        """Outputs per token of the experts that it chose."""
+        return 0
+
 
 def check_activation(config: "MLP | GLU") -> None:
     """Check that the activation's name is registered."""
@@ -378,6 +382,10 @@ class MoE(FeedForward):
         shared = 0 if self.shared is None else self.shared.expert.hidden_width(model_dim)
         latent = 0 if self.latent is None else self.latent.latent_dim
         return self.top_k * self.expert.hidden_width(model_dim) + shared + latent
+
+    def routed_width(self, model_dim: int) -> int:
+        """Outputs per token of the experts that it chose."""
+        return self.top_k * self.expert_model_dim(model_dim)
 
     def tiny(self) -> "MoE":
         """Return the option at test size."""

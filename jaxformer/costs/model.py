@@ -204,10 +204,10 @@ def activation_bytes(
 
     Per token and layer, with D, F, N, K, H as in `shapes`, "full" saves the block's input, D, and
     with `fused_attention` its output, N H, and a number per head. "dots" also saves the results of
-    matrix products, except those of experts. "none" also saves the inputs of norms, activation and
-    softmax, and T probabilities per head; for blockwise attention, which
-    `attention_implementation="auto"` uses for long T, one sum per head instead, and "dots" saves
-    its results. In addition, the backward pass needs all intermediate values of one layer.
+    matrix products. "none" also saves the inputs of norms, activation, softmax and experts, and T
+    probabilities per head; for blockwise attention, which `attention_implementation="auto"` uses
+    for long T, one sum per head instead, and "dots" saves its results. In addition, the backward
+    pass needs all intermediate values of one layer.
 
     `tensor` divides heads and hidden features, `context` divides the tokens. With `context`, a
     device saves all keys and values instead of probabilities, and the partial outputs of the N
@@ -265,20 +265,20 @@ def _saved_per_token(
 ) -> float:
     a, d = layer.attention, model_dim
     widths = a.activation_widths(d, layer.positions, tensor)
-    routed = layer.feed_forward.is_moe
-    hidden_width = (
-        layer.feed_forward.hidden_width(d) / tensor * (expert_capacity_factor if routed else 1)
-    )
-    products = widths.projections + d + hidden_width + d
+    rows = expert_capacity_factor if layer.feed_forward.is_moe else 1
+    hidden_width = layer.feed_forward.hidden_width(d) / tensor * rows
+    routed_width = layer.feed_forward.routed_width(d) * rows
+    products = widths.projections + d + hidden_width + routed_width + d
     is_blockwise = _is_blockwise(layer, length, context)
     attention_outputs = widths.head_outputs + a.num_heads / tensor if is_blockwise else 0
     if remat == "full":
         return float(d + fused_attention * attention_outputs)
     if remat == "dots":
-        return d + products - (hidden_width if routed else 0) + attention_outputs
+        return d + products + attention_outputs
     num_keys = min(length, F.RECURRENCE_CHUNK) if not a.has_scores else length
     scores = (1 if is_blockwise else 2 * num_keys) * a.num_heads / tensor
-    return d + products + 7 * d + widths.intermediates + 2 * hidden_width + scores
+    intermediates = 7 * d + widths.intermediates + 2 * hidden_width + 2 * routed_width
+    return d + products + intermediates + scores
 
 
 def _is_blockwise(layer: c.LayerConfig, length: int, context: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Integer
 
@@ -22,6 +23,7 @@ from jaxformer.functional.external_kernels import call_without_vma
 from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
 
 LOG = logging.getLogger("jaxformer")
+GROUPED_MATMUL_REMAT_NAME = "grouped product"  # name of results for policies of `jax.checkpoint`
 
 
 @typechecked
@@ -252,7 +254,8 @@ def grouped_matmul_by(
 ) -> Array:
     """`grouped_matmul` by a backend, with all operands varying over the same mesh axes."""
     operands = x, kernels, group_sizes
-    return _grouped_matmul(backend, *pvary_like(operands, operands))
+    product = _grouped_matmul(backend, *pvary_like(operands, operands))
+    return checkpoint_name(product, GROUPED_MATMUL_REMAT_NAME)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.collectives import TENSOR_SUM_REMAT_NAME
+from jaxformer.functional.grouped_gemm import GROUPED_MATMUL_REMAT_NAME
 from jaxformer.layers.attention.inputs import (
     AttentionInputs,
     LayerInputs,
@@ -41,7 +42,10 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         jax.checkpoint_policies.save_only_these_names(
-            TENSOR_SUM_REMAT_NAME, F.BLOCKWISE_REMAT_NAME, F.KERNEL_REMAT_NAME
+            TENSOR_SUM_REMAT_NAME,
+            F.BLOCKWISE_REMAT_NAME,
+            F.KERNEL_REMAT_NAME,
+            GROUPED_MATMUL_REMAT_NAME,
         ),
     ),
     "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer import Transformer, zoo
-from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
+from jaxformer.config import GLU, Encoder, EncoderDecoder, MoE, Rope, TransformerXL
 from jaxformer.data import Batch
 from jaxformer.functional import splash_attention
 from jaxformer.functional.attention import dot_product as attention
@@ -122,13 +122,28 @@ def test_what_is_kept_by_remat_is_not_computed_again():
     assert none == dots < full
 
 
-def kernels_in(jaxpr):
-    """How many Pallas kernels there are; those within a loop count once."""
-    count = sum(eqn.primitive.name == "pallas_call" for eqn in jaxpr.eqns)
+def count_equations(jaxpr, name):
+    """How many equations are of this primitive or function; those in a loop count once."""
+    count = sum(name in (eqn.primitive.name, eqn.params.get("name")) for eqn in jaxpr.eqns)
     for eqn in jaxpr.eqns:
         parts = jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns"))
-        count += sum(kernels_in(part) for part in parts if hasattr(part, "eqns"))
+        count += sum(count_equations(part, name) for part in parts if hasattr(part, "eqns"))
     return count
+
+
+def test_products_of_experts_are_not_computed_again():
+    moe = MoE(expert=GLU(hidden_dim=16), num_experts=4, top_k=2)
+    config = replace(MODELS["rotary, grouped"], num_layers=1, feed_forward=(moe,))
+    tokens = jnp.zeros((1, 8), int)
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+
+    def num_products(remat):
+        def total(params):
+            return jnp.sum(Transformer(config, remat=remat).apply({"params": params}, tokens))
+
+        return count_equations(jax.make_jaxpr(jax.grad(total))(params), "blocked_matmul")
+
+    assert [num_products(remat) for remat in ("none", "dots", "full")] == [6, 6, 9]
 
 
 SIZES = {"data": dict(data=2), "fsdp and tensor": dict(fsdp=2, tensor=2)}
@@ -158,7 +173,8 @@ def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
         return jax.jit(make_value_and_grad(model, mesh)).trace(*arguments)
 
     splash, whole = traced("splash"), traced("xla")
-    assert kernels_in(splash.jaxpr.jaxpr) == 3  # forwards, and backwards for queries and for keys
+    # Forwards, and backwards for queries and for keys.
+    assert count_equations(splash.jaxpr.jaxpr, "pallas_call") == 3
     actual, expected = (program.lower().compile()(*arguments) for program in (splash, whole))
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
