@@ -340,7 +340,7 @@ def _inverse_unit_triangular(strict: Float32[Array, "*batch T T"]) -> Float32[Ar
     T = strict.shape[-1]
     size = _power_of_two(T)
     strict = jnp.pad(strict, [(0, 0)] * (strict.ndim - 2) + [(0, size - T)] * 2)
-    inverse = pvary_like(jnp.ones((*strict.shape[:-2], size, 1, 1)), strict)
+    inverse = pvary_like(jnp.ones((*strict.shape[:-2], size, 1, 1), strict.dtype), strict)
     while (width := inverse.shape[-1]) < size:
         starts = range(0, size, 2 * width)
         blocks = [strict[..., i + width : i + 2 * width, i : i + width] for i in starts]

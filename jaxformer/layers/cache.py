@@ -54,7 +54,8 @@ class Cache(NamedTuple):
 
     def lengthen(self, valid: Int[Array, "*batch T"] | None) -> "Cache":
         """The cache with a length that counts new tokens: 1, and 0 for padding."""
-        return self._replace(length=self.length + jnp.sum(jnp.asarray(valid), axis=-1))
+        num_tokens = jnp.sum(jnp.asarray(valid), axis=-1, dtype=jnp.int32)
+        return self._replace(length=self.length + num_tokens)
 
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer import Transformer
+from jaxformer import Transformer, zoo
 from jaxformer import functional as F
 from jaxformer.config import (
     GLU,
@@ -39,6 +39,7 @@ from jaxformer.config import (
     Yarn,
     Zeros,
 )
+from jaxformer.layers import empty_cache
 from jaxformer.layers.block import Block
 from tests.small_models import random_params
 
@@ -535,6 +536,30 @@ GIVEN = {
     "positions": [[0, 1, 2], [0, 1, 0]],
     "segments": [[1, 1, 1], [1, 1, 2]],
 }
+
+
+def test_rows_without_tokens(config, build):
+    cfg = config()
+    empty, (params, _) = jnp.zeros((2, 0), jnp.int32), build(cfg)
+    assert Transformer(cfg).apply({"params": params}, empty).shape == (2, 0, cfg.vocab_size)
+
+
+@pytest.mark.parametrize("name", ["bamba-9b", "qwen-3.5-9b"])
+def test_64_bit_numbers_change_no_dtype(name):
+    config = zoo.get(name).tiny()
+    tokens, cache = jnp.zeros((1, 4), jnp.int32), empty_cache(config, (1,), 8)
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+
+    def apply(params, cache):
+        return Transformer(config).apply({"params": params}, tokens, cache=cache)
+
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        lowered = jax.jit(apply).lower(params, cache)
+    logits, updated_cache = lowered.out_info
+    assert logits.dtype == jnp.float32
+    expected = jax.tree.map(lambda x: (x.shape, x.dtype), cache)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), updated_cache) == expected
 
 
 @pytest.mark.slow

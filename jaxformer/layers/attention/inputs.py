@@ -170,10 +170,11 @@ def attended_tokens(
     """Return positions of queries and keys, and what the cache does with the new tokens."""
     all_tokens = all_gather_positions(tokens, runtime.mesh_axes.context)
     if cache is None:
-        length = jnp.max(all_tokens.positions, axis=-1) + 1
+        length = jnp.max(all_tokens.positions, axis=-1, initial=-1) + 1
         return AttendedTokens(tokens, all_tokens, {}, {}, (), None, length)
     valid = jnp.asarray(tokens.segments != 0)
-    length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
+    num_tokens = jnp.sum(valid, axis=-1, dtype=jnp.int32)
+    length = jnp.maximum(cache.min_rope_length, cache.length + num_tokens)
     key_positions, updates, cached_positions = update_positions(
         config, cache, tokens.positions, valid, cache_is_empty=runtime.cache_is_empty
     )
