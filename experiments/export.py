@@ -41,7 +41,7 @@ from jaxformer.interop.save import (
     save_pretrained,
 )
 from jaxformer.json_files import read_json
-from jaxformer.layers.lora import merge_lora
+from jaxformer.layers import merge_lora
 
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE = "chat_template.jinja"

@@ -160,11 +160,12 @@ def _check_and_count(
     stack_config, depth = config.stacks["encoder" if part == "encoder" else "decoder"]
     layers = range(depth) if choice.layers is None else choice.layers
     kinds = {stack_config.layer(i).attention for i in layers if 0 <= i < depth}
+    with_weights = [i for i in range(depth) if stack_config.layer(i).attention.has_weights]
     for kind in kinds:
         if not kind.has_weights:
             raise ValueError(
-                f"{type(kind).__name__} computes no attention weights; select other layers by "
-                "layers=(...)."
+                f"{type(kind).__name__} computes no attention weights; layers of the {part} that "
+                f"do are {with_weights}: select some by layers=(...)."
             )
     num_heads, *other_counts = sorted({kind.num_heads for kind in kinds}) or [0]
     if other_counts:

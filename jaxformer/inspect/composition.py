@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Float32
 
 from jaxformer import config as c
 from jaxformer.inspect.model_trace import Params, head_stack
+from jaxformer.layers import merge_lora
 from jaxformer.layers.block import POST_BRANCH_NORMS
-from jaxformer.layers.lora import merge_lora
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.stack import unstack_layers
 

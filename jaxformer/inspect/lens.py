@@ -22,9 +22,8 @@ from jaxformer.inspect.model_trace import (
     trace,
 )
 from jaxformer.inspect.sizes import format_bytes
-from jaxformer.layers import Norm, RuntimeConfig, Transformer
+from jaxformer.layers import Norm, RuntimeConfig, Transformer, merge_lora
 from jaxformer.layers.embedding import LMHead
-from jaxformer.layers.lora import merge_lora
 from jaxformer.layers.parameter_metadata import check_parameters
 
 

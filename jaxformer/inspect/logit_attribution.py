@@ -19,10 +19,9 @@ from jaxformer.inspect.model_trace import (
     head_stack,
 )
 from jaxformer.inspect.named_values import BRANCHES, named_values
-from jaxformer.layers import RuntimeConfig, Transformer
+from jaxformer.layers import RuntimeConfig, Transformer, merge_lora
 from jaxformer.layers.block import POST_BRANCH_NORMS
 from jaxformer.layers.embedding import LMHead
-from jaxformer.layers.lora import merge_lora
 from jaxformer.layers.stack import unstack_layers
 
 

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, Float32, Int
 from jaxformer import config as c
 from jaxformer.inspect.lens import TunedLens, apply_head, depth_streams
 from jaxformer.inspect.model_trace import Params, head_stack, trace
-from jaxformer.layers import RuntimeConfig
-from jaxformer.layers.lora import merge_lora
+from jaxformer.layers import RuntimeConfig, merge_lora
 
 
 def train_tuned_lens(

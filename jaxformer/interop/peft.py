@@ -396,7 +396,14 @@ def _module_field(
     """A number of one module: that of the first pattern that ends its name, or the field."""
     patterns = _field(folder, values, pattern, dict, {})
     for key in patterns:
-        if re.match(rf"(.*\.)?({key})$", module):
+        try:
+            is_match = re.match(rf"(.*\.)?({key})$", module)
+        except re.error as error:
+            raise ValueError(
+                f"{folder / ADAPTER_CONFIG}: {pattern} has {key!r}, which is no regular "
+                f"expression: {error}."
+            ) from error
+        if is_match:
             return _field(folder, patterns, key, float, default)
     return _field(folder, values, field, float, default)
 

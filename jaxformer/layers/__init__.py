@@ -10,6 +10,7 @@ from jaxformer.layers.cache import empty_cache as empty_cache
 from jaxformer.layers.cache import take_rows as take_rows
 from jaxformer.layers.feed_forward import FeedForward as FeedForward
 from jaxformer.layers.linear import Linear as Linear
+from jaxformer.layers.lora_merging import merge_lora as merge_lora
 from jaxformer.layers.norms import Norm as Norm
 from jaxformer.layers.rope import RotaryEmbedding as RotaryEmbedding
 from jaxformer.layers.runtime import MeshAxes as MeshAxes

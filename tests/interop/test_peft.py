@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from jaxformer import Transformer, zoo
 from jaxformer import config as c
 from jaxformer.interop import load_adapter, load_pretrained, save_adapter, save_pretrained
-from jaxformer.layers.lora import is_adapter, merge_lora
+from jaxformer.layers import merge_lora
+from jaxformer.layers.lora import is_adapter
 
 LORA = c.LoRA(rank=2, alpha=3.0)
 # Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
@@ -153,6 +154,7 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
         ({"lora_alpha": "16"}, "lora_alpha must be float; got '16'"),
         ({"alpha_pattern": {"q_proj": 0}}, "the alpha of .*q_proj must be positive; got 0"),
+        ({"alpha_pattern": {"(q_proj": 1.0}}, r"alpha_pattern has '\(q_proj', which is no regular"),
         ({"use_rslora": "false"}, "use_rslora must be bool; got 'false'"),
         ({"r": 64}, "has rank 2, but adapter_config.json says 64"),
         ({"use_dora": True}, "lora_magnitude_vector in 0 of the 14 modules"),

@@ -11,8 +11,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import Batch
-from jaxformer.layers import Transformer
-from jaxformer.layers.lora import is_adapter, merge_lora
+from jaxformer.layers import Transformer, merge_lora
+from jaxformer.layers.lora import is_adapter
 from jaxformer.layers.parameter_metadata import parameter_metadata
 from jaxformer.parallel import MeshConfig, make_mesh, put_batch, trained_parameters
 from jaxformer.parallel.memory import estimate_memory
@@ -83,6 +83,13 @@ def test_merged_equals_adapted(name):
     expected = logits(config, params)
     assert np.abs(expected - logits(merged_config, base)).max() > 0.1
     np.testing.assert_allclose(logits(merged_config, merged), expected, atol=1e-5)
+
+
+def test_adapters_of_another_configuration_are_not_merged():
+    config = ADAPTED["dora"]
+    wider = replace(config, adapter=replace(config.adapter, rank=4))
+    with pytest.raises(ValueError, match=r"query/lora_a is \[.*2\], not \[.*4\]"):
+        merge_lora(wider, draw(config))
 
 
 def test_the_formula_in_float64():
