@@ -9,8 +9,6 @@ from jaxformer.data.corpus import AnyDocument as AnyDocument
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.corpus import Document as Document
 from jaxformer.data.corpus import Documents as Documents
-from jaxformer.data.corpus import Instruction as Instruction
-from jaxformer.data.corpus import Instructions as Instructions
 from jaxformer.data.corpus import Mixture as Mixture
 from jaxformer.data.corpus import Packed as Packed
 from jaxformer.data.corpus import Source as Source
@@ -24,6 +22,8 @@ from jaxformer.data.corpus_cache import CachedSource as CachedSource
 from jaxformer.data.corpus_cache import PartName as PartName
 from jaxformer.data.corpus_cache import cached_gzip_bits_per_byte as cached_gzip_bits_per_byte
 from jaxformer.data.corpus_cache import cached_tokenizer as cached_tokenizer
+from jaxformer.data.instructions import Instruction as Instruction
+from jaxformer.data.instructions import Instructions as Instructions
 from jaxformer.data.mixed_rows import AnyRows as AnyRows
 from jaxformer.data.mixed_rows import ConcatenatedRows as ConcatenatedRows
 from jaxformer.data.mixed_rows import MixedRows as MixedRows

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jaxformer.checks import require
 from jaxformer.config import from_python
 from jaxformer.data.corpus import Documents, NoTextError, StandardLibrary, TextFiles, corpus_size
 from jaxformer.data.corpus_cache import CachedSource, cached_tokenizer
@@ -36,10 +37,9 @@ CHANGED = {"text": "text", "tokenizer": "tokenizer", "parts": "number of parts"}
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and tokenize one part."""
+    plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m jaxformer.data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "python -m jaxformer.data", description=__doc__, formatter_class=plain
     )
     parser.add_argument("corpus", help="file, folder, address, or TextFiles(path=..., field=...)")
     parser.add_argument("--tokenizer", required=True, help="file, folder, or BPE(vocab_size=...)")
@@ -101,20 +101,19 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
     if isinstance(corpus, TextFiles) and is_store(corpus.path):
         source = StreamedSource(corpus, folder=cache)
         names, num_parts = list(source.names), len(source.names)
-        parts = {i + 1: source.documents(name) for i, name in enumerate(names)}
-        parts = dict(list(parts.items())[number - 1 :: count])
+        numbers = range(number, num_parts + 1, count)
+        parts = {i: source.documents(names[i - 1]) for i in numbers}
         print(f"{num_parts} shards, of which this process tokenizes {len(parts)}.", flush=True)
         text_key = json_digest([source.shard_key(name) for name in names])
     else:
         source, num_parts = CachedSource(corpus, folder=cache), count
         documents, text_key = source.documents, source.text_key
         parts = {number: Documents(lambda: islice(iter(documents), number - 1, None, count))}
-    built = cached_tokenizer(
-        tokenizer,
-        [source],
-        cache,
-        on_train=lambda size: print(f"  training the tokenizer on {size:,} bytes", flush=True),
-    )
+
+    def on_train(size: int) -> None:
+        print(f"  training the tokenizer on {size:,} bytes", flush=True)
+
+    built = cached_tokenizer(tokenizer, [source], cache, on_train=on_train)
     digest = json_digest(built.to_json())
     identity = {"text": text_key, "tokenizer": digest, "parts": num_parts}
     folder = Path(output)
@@ -165,8 +164,7 @@ def tokenize_part(
         rows = open_packed(folder / name)
     else:
         size = corpus_size(documents)
-        if not size.num_documents:
-            raise ValueError(f"{output}/{name} has no document; use fewer parts.")
+        require(size.num_documents > 0, f"{output}/{name} has no document; use fewer parts.")
         write = partial(
             write_packed,
             tokenizer=tokenizer,

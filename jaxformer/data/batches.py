@@ -1,12 +1,14 @@
 """Batches as a pure function of (seed, step)."""
 
 from collections.abc import Iterator
+from itertools import count
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from jaxformer.checks import require
 from jaxformer.data.mixed_rows import AnyRows, MixedRows
 from jaxformer.data.streamed_rows import MAX_ROWS, StreamedRows
 from jaxformer.extras import import_extra
@@ -62,8 +64,7 @@ class Batches:
             ImportError: ``grain`` is not installed.
         """
         _check_arguments(rows, batch_size)
-        if not 0 <= seed < 1 << 32:
-            raise ValueError(f"seed must lie between 0 and {(1 << 32) - 1}; got {seed}.")
+        require(0 <= seed < 2**32, f"seed must lie between 0 and {2**32 - 1}; got {seed}.")
         grain = import_extra("grain")
         self._rows, self._batch_size, self._shuffles = rows, batch_size, shuffle
         self._index_shuffle = grain.experimental.index_shuffle
@@ -78,9 +79,7 @@ class Batches:
             self._mixed = grain.MapDataset.mix(places, rows.weights).batch(batch_size)
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
-        step = index(step)
-        if step < 0:
-            raise ValueError(f"step must be at least 0; got {step}.")
+        step = check_step(step)
         places, offset = self._places(step), 0
         numbers = np.empty_like(places)
         for number, part in enumerate(self._parts):
@@ -113,20 +112,12 @@ class Batches:
         epochs, places = np.divmod(places, len(part))
         if not self._shuffles:
             return places
-        shuffle, last = self._index_shuffle, len(part) - 1
-        return np.array(
-            [
-                shuffle(place, max_index=last, seed=(self._seed + epoch) % 2**32, rounds=4)
-                for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)
-            ],
-            np.int64,
-        )
+        seeds, last, rounds = (self._seed + epochs) % 2**32, len(part) - 1, 4
+        pairs = zip(places.tolist(), seeds.tolist(), strict=True)
+        return np.array([self._index_shuffle(x, last, seed, rounds) for x, seed in pairs], np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
-        step = 0
-        while True:
-            yield self[step]
-            step += 1
+        return map(self.__getitem__, count())
 
 
 def evaluation_batches(
@@ -148,28 +139,27 @@ def evaluation_batches(
         ValueError: There are no rows, or the batch size is below 1.
     """
     _check_arguments(rows, batch_size)
-    return _sequential_batches(rows, batch_size, slice(None) if local_rows is None else local_rows)
+    local, end = slice(None) if local_rows is None else local_rows, rows.end_of_text
 
-
-def _sequential_batches(rows: AnyRows, batch_size: int, local_rows: slice) -> Iterator[Batch]:
-    for first in range(0, len(rows), batch_size):
-        indices = np.arange(first, first + batch_size)[local_rows]
+    def padded_batch(first: int) -> Batch:
+        indices = np.arange(first, first + batch_size)[local]
         batch = _make_batch(rows, indices[indices < len(rows)])
         fill = ((0, len(indices) - len(batch.tokens)), (0, 0))
-        yield Batch(
-            tokens=np.pad(batch.tokens, fill, constant_values=rows.end_of_text),
-            targets=np.pad(batch.targets, fill, constant_values=rows.end_of_text),
-            positions=np.pad(batch.positions, fill),
-            segments=np.pad(batch.segments, fill),
-            loss_mask=np.pad(batch.loss_mask, fill),
-        )
+        fields = zip(batch, (end, end, 0, 0, False), strict=True)
+        return Batch(*(np.pad(x, fill, constant_values=value) for x, value in fields))
+
+    return map(padded_batch, range(0, len(rows), batch_size))
+
+
+def check_step(step: SupportsIndex) -> int:
+    """The number of a batch as an integer; raises a ValueError if it is below 0."""
+    require((number := index(step)) >= 0, f"step must be at least 0; got {number}.")
+    return number
 
 
 def _check_arguments(rows: AnyRows, batch_size: int) -> None:
-    if not len(rows):
-        raise ValueError("There are no rows to draw batches from.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    require(len(rows) > 0, "There are no rows to draw batches from.")
+    require(batch_size >= 1, f"batch_size must be at least 1; got {batch_size}.")
 
 
 def _make_batch(rows: AnyRows, indices: np.ndarray) -> Batch:

@@ -7,6 +7,7 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from jaxformer.checks import require
 from jaxformer.data.records import read_text
 from jaxformer.data.tokenizer_loading import CONFIG, special_tokens
 from jaxformer.extras import import_extra
@@ -22,13 +23,8 @@ TEMPLATES = {
     "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 }
-UNMARKED_KEYS = (
-    "role",
-    "type",
-    "id",
-    "name",
-    "tool_call_id",
-)  # fields that a template may compare with constants
+# Fields that a template may compare with constants.
+UNMARKED_KEYS = ("role", "type", "id", "name", "tool_call_id")
 
 
 class ChatTemplate:
@@ -105,8 +101,7 @@ class ChatTemplate:
                 assistant's message, or leaves out the assistant's messages.
         """
         numbers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not numbers:
-            raise ValueError("The conversation has no assistant message, so no token has loss.")
+        require(bool(numbers), "The conversation has no assistant message, so no token has loss.")
         text = self.render(messages)
         brackets = (mark := _mark_for(text)), mark[::-1]
         parts = re.split("|".join(brackets), "".join(self._chunks(messages, brackets=brackets)))
@@ -154,9 +149,8 @@ class ChatTemplate:
         ends = [joined.rindex(mark) + len(mark) for joined in (whole, last)]
         rest = whole[ends[0] :]
         closing = _common_prefix_length(last[ends[1] :], rest)
-        if closing < min(
-            len(rest), len(last) - ends[1]
-        ):  # they differ inside a chunk: take whole chunks
+        if closing < min(len(rest), len(last) - ends[1]):
+            # They differ inside a chunk: take whole chunks.
             bounds = [
                 {bound - end for bound in accumulate(map(len, each))}
                 for each, end in zip((parts, last_parts), ends, strict=True)
@@ -181,10 +175,14 @@ class ChatTemplate:
             The text, and whether no other message is rendered between the marks.
         """
         other = mark[::-1]
-        messages = [
-            message if i == number else _map_texts(message, lambda text: _insert_mark(text, other))
-            for i, message in enumerate(marked)
-        ]
+
+        def with_mark(text: str) -> str:
+            """A text with a mark inserted in its middle."""
+            middle = len(text) // 2
+            return text[:middle] + other + text[middle:] if text.strip() else text
+
+        messages = [_map_texts(message, with_mark) for message in marked]
+        messages[number] = marked[number]
         before, _, rest = self.render(messages).partition(mark)
         alone = other not in rest.rpartition(mark)[0]
         if not number:  # templates treat the first message specially
@@ -234,12 +232,6 @@ def _map_texts(value: Any, change: Callable[[str], str], *, argument: str = "") 
     if isinstance(value, list):
         return [_map_texts(each, change, argument=argument) for each in value]
     return change(value) if isinstance(value, str) else value
-
-
-def _insert_mark(text: str, mark: str) -> str:
-    """A text with a mark inserted in its middle."""
-    middle = len(text) // 2
-    return text[:middle] + mark + text[middle:] if text.strip() else text
 
 
 def _common_prefix_length(first: str, second: str) -> int:

@@ -1,8 +1,7 @@
 """Binary files with a digest for each block, which is checked when the block is first read."""
 
+import contextlib
 import hashlib
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +11,19 @@ BLOCK_BYTES = 1 << 16
 DIGEST_BYTES = 8  # of SHA-256
 
 
-class CheckedFileWriter:
-    """Writes a file, and digests its blocks meanwhile."""
+def block_digests(path: Path, *, offset: int = 0) -> bytes:
+    """Digests of the blocks of a file, one after another.
 
-    def __init__(self, path: Path):
-        """Open the file; it is not memory-mapped, since a full disk would kill the process."""
-        self._file = open(path, "wb")  # noqa: SIM115
-        self._digests, self._block = bytearray(), hashlib.sha256()
-        self._space = BLOCK_BYTES  # left in the block
-
-    def write(self, array: np.ndarray) -> None:
-        """Append an array."""
-        data = np.ascontiguousarray(array).data.cast("B")
-        self._file.write(data)
-        while data:
-            part, data = data[: self._space], data[self._space :]
-            self._block.update(part)
-            self._space -= len(part)
-            if not self._space:
-                self._end_block()
-
-    def finish(self) -> bytes:
-        """Write to disk; returns the digests of the blocks."""
-        if self._space < BLOCK_BYTES:
-            self._end_block()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return bytes(self._digests)
-
-    def close(self) -> None:
-        """Close the file, also if it is incomplete."""
-        self._file.close()
-
-    def _end_block(self) -> None:
-        self._digests += self._block.digest()[:DIGEST_BYTES]
-        self._block, self._space = hashlib.sha256(), BLOCK_BYTES
+    Args:
+        path: The file.
+        offset: Bytes before the first block.
+    """
+    digests = bytearray()
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while block := file.read(BLOCK_BYTES):
+            digests += hashlib.sha256(block).digest()[:DIGEST_BYTES]
+    return bytes(digests)
 
 
 class CheckedFile:
@@ -57,26 +34,23 @@ class CheckedFile:
         path: Path,
         dtype: str,
         digests: bytes,
-        on_damage: Callable[[], None] = lambda: None,
         *,
         offset: int = 0,
+        removed_on_damage: Path | None = None,
     ):
         """Map the file.
 
         Args:
             path: The file.
             dtype: Dtype of its numbers.
-            digests: From `CheckedFileWriter.finish`.
-            on_damage: Called before `windows` raises for a damaged block.
+            digests: Its `block_digests`.
             offset: Bytes before the first number.
+            removed_on_damage: File to remove before `windows` raises for a damaged block.
         """
-        has_bytes = path.stat().st_size > offset
-        self._path, self._on_damage = path, on_damage
-        self._bytes = (
-            np.memmap(path, np.uint8, mode="r", offset=offset)
-            if has_bytes
-            else np.zeros(0, np.uint8)
-        )
+        self._path, self._removed_on_damage = path, removed_on_damage
+        self._bytes: np.ndarray = np.zeros(0, np.uint8)
+        if path.stat().st_size > offset:
+            self._bytes = np.memmap(path, np.uint8, mode="r", offset=offset)
         self._numbers = self._bytes.view(dtype)
         self._digests = digests
         self._windows: np.ndarray | None = None  # a view, which takes long to make
@@ -107,7 +81,9 @@ class CheckedFile:
         try:
             self._check(np.unique(np.minimum(blocks, last[:, None])))
         except ValueError:
-            self._on_damage()
+            if self._removed_on_damage is not None:
+                with contextlib.suppress(OSError):
+                    self._removed_on_damage.unlink()
             raise
         if self._windows is None or self._windows.shape[1] != width:
             self._windows = np.lib.stride_tricks.sliding_window_view(self._numbers, width)

@@ -3,15 +3,15 @@
 import math
 import platform
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from jaxformer.checks import check_fields
-from jaxformer.data.chat_templates import ChatTemplate, Spans
+from jaxformer.checks import check_fields, require
+from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus_files import corpus_files
-from jaxformer.data.instructions import TOOLS, instruction_spans
+from jaxformer.data.instructions import TOOLS, Instruction, Instructions, make_instruction
 from jaxformer.data.records import (
     RECORD_SUFFIXES,
     Record,
@@ -35,6 +35,14 @@ class StandardLibrary:
     All ``.py`` files except tests, installed packages and the build record ``_sysconfigdata*``,
     which differs between machines. Licence: PSF-2.0.
     """
+
+    suffixes: ClassVar = (".py",)
+    keys: ClassVar = ()
+
+    @property
+    def path(self) -> str:
+        """Folder of the library."""
+        return sysconfig.get_path("stdlib")
 
     def __str__(self) -> str:
         return f"Python {platform.python_version()} standard library (licence PSF-2.0)"
@@ -64,29 +72,10 @@ class TextFiles:
     suffixes: tuple[str, ...] = (".txt", ".md", ".py", *RECORD_SUFFIXES)
     field: str = "text"
 
-    def __str__(self) -> str:
-        return self.path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instructions:
-    """Instruction data; the loss is on the answers only.
-
-    JSON Lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
-    system, user and assistant; a field of tools beside messages raises an error. Both are rendered
-    with the tokenizer's chat template. Without one, the text is prompt, answer and end of text.
-
-    Attributes:
-        path: File of records, as in `TextFiles`, a folder of such files, or an address in a store.
-        prompt: Key of the prompt.
-        answer: Key of the answer.
-        messages: Key of the conversation, in records that have one.
-    """
-
-    path: str
-    prompt: str = "prompt"
-    answer: str = "answer"
-    messages: str = "messages"
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of a record."""
+        return (self.field,)
 
     def __str__(self) -> str:
         return self.path
@@ -131,8 +120,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.parts:
-            raise ValueError("parts must have at least one corpus; got none.")
+        require(len(self.parts) > 0, "parts must have at least one corpus; got none.")
         if self.weights is not None and len(self.weights) != len(self.parts):
             raise ValueError(
                 f"weights must have one number for each of the {len(self.parts)} parts; got "
@@ -162,23 +150,6 @@ class Document(NamedTuple):
     text: str
 
 
-class Instruction(NamedTuple):
-    """One instruction: a text of which only some spans have loss.
-
-    Attributes:
-        name: Unique name in its corpus.
-        text: The whole text.
-        spans: (text, has loss) spans in order; the last one is empty and stands for the end of
-            text.
-        prepend_end_of_text: Whether an end of text precedes it; chat templates have a first token.
-    """
-
-    name: str
-    text: str
-    spans: Spans
-    prepend_end_of_text: bool
-
-
 AnyDocument: TypeAlias = Document | Instruction
 
 
@@ -188,15 +159,6 @@ class CorpusSize(NamedTuple):
     num_documents: int
     has_instructions: bool
     num_bytes: int
-
-    def with_document(self, document: AnyDocument, num_bytes: int) -> "CorpusSize":
-        """The size with one more document."""
-        return CorpusSize(
-            self.num_documents + 1, isinstance(document, Instruction), self.num_bytes + num_bytes
-        )
-
-
-EMPTY = CorpusSize(0, False, 0)
 
 
 class Documents:
@@ -218,74 +180,49 @@ def corpus_size(documents: Iterable[AnyDocument]) -> CorpusSize:
     """Size of a corpus; it is read for this, unless its documents know it."""
     if isinstance(documents, Documents) and documents.size is not None:
         return documents.size()
-    size = EMPTY
+    num_documents, has_instructions, num_bytes = 0, False, 0
     for document in documents:
-        size = size.with_document(document, len(document.text.encode()))
-    return size
+        num_documents, num_bytes = num_documents + 1, num_bytes + len(document.text.encode())
+        has_instructions = isinstance(document, Instruction)
+    return CorpusSize(num_documents, has_instructions, num_bytes)
 
 
-class SourceFiles(NamedTuple):
-    """Files of a source: by their path relative to the folder, with ``/`` on every system.
-
-    Attributes:
-        path: File or folder of the source.
-        keys: Keys of a record.
-        files: The files, sorted.
-    """
-
-    path: Path
-    keys: tuple[str, ...]
-    files: dict[str, Path]
-
-
-def source_keys(source: TextFiles | Instructions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Suffixes of the files of a source, and the keys of its records.
-
-    Raises:
-        ValueError: The path is empty.
-    """
-    if not source.path:
-        raise ValueError("The path of a corpus must name a file or folder; got ''.")
-    if isinstance(source, TextFiles):
-        return source.suffixes, (source.field,)
-    return RECORD_SUFFIXES, (source.prompt, source.answer, source.messages)
-
-
-def source_files(source: TextSource) -> SourceFiles:
+def source_files(source: TextSource) -> dict[str, Path]:
     """List the files of a source.
 
+    Returns:
+        The files, sorted, by their path relative to the folder, with ``/`` on every system.
+
     Raises:
-        ValueError: The path does not exist, or it has no file with one of the suffixes.
+        ValueError: The path is empty or does not exist, or it has no file with one of the suffixes.
         OSError: A folder cannot be read.
     """
-    suffixes: tuple[str, ...]
-    keys: tuple[str, ...] = ()
-    match source:
-        case StandardLibrary():
-            path, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
-            files = corpus_files(path, suffixes, keys, LIBRARY_EXCLUDES)
-            # Not the build record.
-            files = [file for file in files if not file.name.startswith("_sysconfigdata")]
-        case TextFiles() | Instructions():
-            suffixes, keys = source_keys(source)
-            if is_store(source.path):
-                raise ValueError(
-                    f"{source.path} is an address in a store; pass it to "
-                    "jaxformer.data.StreamedSource or experiments.pretrain, or copy its files."
-                )
-            path = Path(source.path)
-            files = corpus_files(path, suffixes, keys)
+    require(source.path != "", "The path of a corpus must name a file or folder; got ''.")
+    if is_store(source.path):
+        raise ValueError(
+            f"{source.path} is an address in a store; pass it to jaxformer.data.StreamedSource or "
+            "experiments.pretrain, or copy its files."
+        )
+    path, leave_out = Path(source.path), frozenset[str]()
+    if isinstance(source, StandardLibrary):
+        leave_out = LIBRARY_EXCLUDES
+    files = corpus_files(path, source.suffixes, source.keys, leave_out)
+    if isinstance(source, StandardLibrary):  # without the build record
+        files = [file for file in files if not file.name.startswith("_sysconfigdata")]
     if not files:
         raise ValueError(
             f"{path} has no text: no file in it or its subfolders has the suffix "
-            f"{' or '.join(suffixes)}."
+            f"{' or '.join(source.suffixes)}."
         )
     root = path if path.is_dir() else path.parent
-    return SourceFiles(path, keys, {file.relative_to(root).as_posix(): file for file in files})
+    return {file.relative_to(root).as_posix(): file for file in files}
 
 
 def documents(
-    corpus: TextSource, *, template: ChatTemplate | None = None, files: SourceFiles | None = None
+    corpus: TextSource,
+    *,
+    template: ChatTemplate | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> Documents:
     """Documents of a corpus, sorted by path.
 
@@ -307,20 +244,20 @@ def documents(
         OSError: A file or folder cannot be read.
         ImportError: A file needs ``pyarrow``, which is not installed.
     """
-    path, keys, paths = files or source_files(corpus)
+    paths = source_files(corpus) if files is None else files
 
     def read() -> Iterator[AnyDocument]:
         num_documents = num_nonempty = 0
         for name, file in paths.items():
-            for document in _read_documents(file, name, corpus, keys, template):
+            for document in _read_documents(file, name, corpus, template):
                 num_documents += 1
                 if document.text:
                     num_nonempty += 1
                     yield document
         if not num_nonempty:
             raise NoTextError(
-                f"{path} has no text: all {num_documents} documents in {len(paths)} files are "
-                "empty."
+                f"{corpus.path} has no text: all {num_documents} documents in {len(paths)} files "
+                "are empty."
             )
 
     return Documents(read)
@@ -343,42 +280,33 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
         ImportError: The file needs ``pyarrow``, which is not installed.
     """
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; pass a file in it.")
-    if data_suffix(path) in RECORD_SUFFIXES or has_records(path, (field,)):
+    require(not path.is_dir(), f"{path} is a folder; pass a file in it.")
+    if _is_of_records(path, field):
         records = read_records(path, (field,))
         pairs = [(_text_field(record, field, where=where), where) for _, record, where in records]
     else:
         *texts, last = read_text(path).split("\n")
         texts += [last] * bool(last)
         pairs = [(x.removesuffix("\r"), f"{path} line {i}") for i, x in enumerate(texts, start=1)]
-    if not pairs:
-        raise ValueError(f"{path} has no lines.")
+    require(len(pairs) > 0, f"{path} has no lines.")
     return pairs
 
 
 def _read_documents(
-    path: Path, name: str, corpus: TextSource, keys: tuple[str, ...], template: ChatTemplate | None
+    path: Path, name: str, corpus: TextSource, template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
-        for number, record, where in read_records(path, (*keys, TOOLS)):
-            pieces = instruction_spans(
-                {key: x for key, x in record.items() if x is not None},
-                prompt=corpus.prompt,
-                answer=corpus.answer,
-                messages=corpus.messages,
-                template=template,
-                where=where,
-            )
-            text = "".join(piece for piece, _ in pieces)
-            yield Instruction(
-                f"{name}:{number}", text, pieces, prepend_end_of_text=template is None
-            )
-    elif keys and (data_suffix(path) in RECORD_SUFFIXES or has_records(path, keys)):
-        for number, record, where in read_records(path, keys):
-            yield Document(f"{name}:{number}", _text_field(record, *keys, where=where))
+        for number, record, where in read_records(path, (*corpus.keys, TOOLS)):
+            yield make_instruction(f"{name}:{number}", record, corpus, template, where=where)
+    elif isinstance(corpus, TextFiles) and _is_of_records(path, corpus.field):
+        for number, record, where in read_records(path, corpus.keys):
+            yield Document(f"{name}:{number}", _text_field(record, corpus.field, where=where))
     else:
         yield Document(name, read_text(path))
+
+
+def _is_of_records(path: Path, field: str) -> bool:
+    return data_suffix(path) in RECORD_SUFFIXES or has_records(path, (field,))
 
 
 def _text_field(record: Record, field: str, *, where: str) -> str:

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
+from jaxformer.data.cached_files import cached_json
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus import (
     AnyDocument,
@@ -15,7 +16,6 @@ from jaxformer.data.corpus import (
     Document,
     Documents,
     Source,
-    SourceFiles,
     TextSource,
     corpus_size,
     documents,
@@ -26,58 +26,118 @@ from jaxformer.data.mixed_rows import AnyRows
 from jaxformer.data.packing import FORMAT_VERSION, pack
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.splits import Split, gzip_bits_per_byte, sample_texts, split
-from jaxformer.data.tokenization import loss_text
+from jaxformer.data.tokenization import Progress, loss_text
 from jaxformer.data.tokenizer_loading import build_tokenizer, tokenizer_from_json
 from jaxformer.data.tokenizers import BPE, Characters, Tokenizer, TokenizerConfig
-from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
+from jaxformer.json_files import json_digest
 
 PartName = Literal["train", "held_out"]
 
 
-@runtime_checkable
 class AnySource(Protocol):
     """Protocol of opened sources: `CachedSource`, `StreamedSource` and `TokenizedSource`."""
 
     @property
     def source(self) -> Source:
         """The source."""
-        ...
 
     @property
     def record(self) -> Mapping[str, Any]:
         """What a run saves of it; the next start passes it as `recorded`."""
-        ...
 
     @property
     def key(self) -> str:
         """Digest of all that determines the text of both parts."""
-        ...
 
     def lazy(self, part: PartName) -> Documents:
-        """The documents of a part, listed when they are first iterated over."""
-        ...
+        """The documents of a part, read when they are iterated over."""
 
     def pack(
-        self,
-        part: PartName,
-        tokenizer: Tokenizer,
-        *,
-        row_length: int,
-        on_progress: Callable[[int, int], None] | None = None,
+        self, part: PartName, tokenizer: Tokenizer, *, row_length: int, on_progress: Progress = None
     ) -> AnyRows:
-        """The rows of a part; see `pack`."""
-        ...
+        """The rows of a part.
+
+        Args:
+            part: The part.
+            tokenizer: Tokenizer; of tokens, that of their text.
+            row_length: Inputs of a row.
+            on_progress: As in `pack`; not called for tokens, nor for a stream.
+
+        Returns:
+            The rows; of a store, a stream for training.
+
+        Raises:
+            ValueError: A text or a shard cannot be read, a text cannot be encoded, or a part has no
+                document; for a stream when it is read.
+        """
 
 
-class CachedSource:
+class SplitSource:
+    """Documents that are split into training and held-out text; rows are cached by their key.
+
+    Attributes:
+        documents: All documents.
+        key: Digest of all that determines the text of both parts.
+    """
+
+    def __init__(self, documents: Documents, key: str, *, folder: Path, share: dict[str, Any]):
+        """Set up the split.
+
+        Args:
+            documents: All documents.
+            key: Digest of all that determines the text of both parts.
+            folder: Folder of caches.
+            share: What to hold out, as in `split`.
+        """
+        self.documents, self.key, self._folder, self._share = documents, key, folder, share
+
+    @cached_property
+    def split(self) -> Split:
+        """Training and held-out documents; their text is read when they are iterated over."""
+        return split(self.documents, **self._share)
+
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part; see `AnySource`."""
+
+        def read() -> Iterator[AnyDocument]:
+            with self._checked():
+                yield from getattr(self.split, part)
+
+        def size() -> CorpusSize:
+            with self._checked():
+                return getattr(self.split, part).size()
+
+        return Documents(read, size)
+
+    def pack(
+        self, part: PartName, tokenizer: Tokenizer, *, row_length: int, on_progress: Progress = None
+    ) -> PackedRows:
+        """Pack a part, or open its cached rows; see `AnySource`."""
+        return pack(
+            self.lazy(part),
+            tokenizer,
+            row_length=row_length,
+            folder=self._folder,
+            key=f"{self.key} {part}",
+            on_progress=on_progress,
+        )
+
+    def _checked(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which documents are read."""
+        return contextlib.nullcontext()
+
+
+class CachedSource(SplitSource):
     """A source of a corpus whose split, tokenizer and packed rows are cached.
 
     They are found by the content of the files, which is read again only if the size or the time of
-    a file has changed; so the next start reads no text.
+    a file has changed; so the next start reads no text. Reading documents raises a ValueError if a
+    file has changed since its digest was computed.
 
     Attributes:
         source: The source.
         record: SHA-256 of each file, by its relative path.
+        text_key: Digest of all that determines the documents, wherever the files are.
     """
 
     def __init__(
@@ -104,99 +164,41 @@ class CachedSource:
             ValueError: The source has no file, or one has changed since the run began.
             OSError: A file cannot be read.
         """
-        self.source, self._folder = source, folder
-        self._share: dict[str, Any] = {"held_out": held_out, "max_bytes": max_bytes}
-        self._template, self._states = template, dict[Path, list[int]]()
-        self._files: SourceFiles | None = None
+        self.source, self._template = source, template
+        self._files: dict[str, Path] | None = None
+        self._states = dict[Path, list[int]]()
         try:
             self._files = source_files(source)
         except (ValueError, OSError):
             if recorded is None:
                 raise
             self.record = dict(recorded)  # the text is gone, the rows may be cached
-            return
-        path, _, files = self._files
-        self._states = {path: file_state(path) for path in files.values()}
-        name = json_digest([str(path.resolve()), asdict(source)])[:32]
-        self.record = file_digests(files, folder / "files" / f"{name}.json")
-        if recorded is not None and self.record != recorded:
-            raise ValueError(
-                f"The text of {path} is not that of the run: "
-                f"{describe_differences(recorded, self.record)}. Restore it, or start a new run."
-            )
+        else:
+            self._states = {path: file_state(path) for path in self._files.values()}
+            name = json_digest([str(Path(source.path).resolve()), asdict(source)])[:32]
+            self.record = file_digests(self._files, folder / "files" / f"{name}.json")
+            check_recorded(source.path, recorded, self.record)
+        options = {k: x for k, x in asdict(source).items() if k not in ("path", "suffixes")}
+        template_key = None if template is None else template.key
+        kind, files_key = type(source).__name__, sorted(self.record.items())
+        self.text_key = json_digest([FORMAT_VERSION, kind, options, template_key, files_key])
+        share: dict[str, Any] = {"held_out": held_out, "max_bytes": max_bytes}
+        key = json_digest([self.text_key, share])
+        super().__init__(Documents(self._read), key, folder=folder, share=share)
 
-    @cached_property
-    def text_key(self) -> str:
-        """Digest of all that determines the documents, wherever the files are."""
-        options = {k: x for k, x in asdict(self.source).items() if k not in ("path", "suffixes")}
-        template = None if self._template is None else self._template.key
-        kind = type(self.source).__name__
-        return json_digest([FORMAT_VERSION, kind, options, template, sorted(self.record.items())])
-
-    @cached_property
-    def key(self) -> str:
-        """Digest of all that determines the text of both parts."""
-        return json_digest([self.text_key, self._share])
-
-    @cached_property
-    def documents(self) -> Documents:
-        """All documents, listed when they are first iterated over.
-
-        Iterating raises a ValueError if a file has changed since its digest was computed.
-        """
-        return self._checked(
-            lambda: documents(self.source, template=self._template, files=self._files)
-        )
-
-    @cached_property
-    def split(self) -> Split:
-        """Training and held-out documents; their text is read when they are iterated over."""
-        return split(self.documents, **self._share)
-
-    def pack(
-        self,
-        part: PartName,
-        tokenizer: Tokenizer,
-        *,
-        row_length: int,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> PackedRows:
-        """Pack a part, or open its cached rows; see `pack`."""
-        return pack(
-            self.lazy(part),
-            tokenizer,
-            row_length=row_length,
-            folder=self._folder,
-            key=f"{self.key} {part}",
-            on_progress=on_progress,
-        )
-
-    def lazy(self, part: PartName) -> Documents:
-        """The documents of a part; see `documents`."""
-        checked = self._checked(lambda: getattr(self.split, part))
-
-        def size() -> CorpusSize:
-            with self._explained_by_changes():
-                return getattr(self.split, part).size()
-
-        return Documents(checked.__iter__, size)
-
-    def _checked(self, make: Callable[[], Documents]) -> Documents:
-        def read() -> Iterator[AnyDocument]:
-            with self._explained_by_changes():
-                yield from make()
-            self._check_unchanged()
-
-        return Documents(read)
+    def _read(self) -> Iterator[AnyDocument]:
+        with self._checked():
+            yield from documents(self.source, template=self._template, files=self._files)
 
     @contextlib.contextmanager
-    def _explained_by_changes(self) -> Iterator[None]:
-        """Name a file that has changed, if that may be the reason of an error."""
+    def _checked(self) -> Iterator[None]:
+        """Name a file that has changed, which may also be the reason of another error."""
         try:
             yield
         except ValueError:
             self._check_unchanged()
             raise
+        self._check_unchanged()
 
     def _check_unchanged(self) -> None:
         for path, state in self._states.items():
@@ -221,9 +223,9 @@ def cached_tokenizer(
     Returns:
         The tokenizer.
     """
-    parts = [source.lazy("train") for source in sources]
     if not isinstance(config, BPE | Characters):
         return build_tokenizer(config, ())
+    parts = [source.lazy("train") for source in sources]
 
     def train() -> str:
         num_bytes = sum(corpus_size(part).num_bytes for part in parts)
@@ -236,8 +238,7 @@ def cached_tokenizer(
         return build_tokenizer(config, texts).to_json()
 
     key = [type(config).__name__, asdict(config), *(source.key for source in sources)]
-    saved = cached_json(folder / "tokenizers" / f"{json_digest(key)[:32]}.json", train)
-    return tokenizer_from_json(saved)
+    return tokenizer_from_json(cached_json(folder / "tokenizers", key, train))
 
 
 def cached_gzip_bits_per_byte(
@@ -255,25 +256,29 @@ def cached_gzip_bits_per_byte(
     """
     held_out: Iterable[Any] = chain.from_iterable(source.lazy("held_out") for source in sources)
     key = [tokenizer.to_json(), *(source.key for source in sources)]
-    return cached_json(
-        folder / "gzip" / f"{json_digest(key)[:32]}.json",
-        lambda: gzip_bits_per_byte(Document(x.name, loss_text(x, tokenizer)) for x in held_out),
+    texts = (Document(x.name, loss_text(x, tokenizer)) for x in held_out)
+    return cached_json(folder / "gzip", key, lambda: gzip_bits_per_byte(texts))
+
+
+def check_recorded(
+    path: str | Path, recorded: Mapping[str, str] | None, files: Mapping[str, str]
+) -> None:
+    """Raise if the files of a text are not those of the run, naming the first that differ.
+
+    Args:
+        path: Path of the text, for the message.
+        recorded: Digest of each file when the run began; None if it begins.
+        files: Digest of each file.
+    """
+    if recorded is None or recorded == files:
+        return
+    words = {name: "is missing" for name in recorded.keys() - files.keys()}
+    words |= {name: "is new" for name in files.keys() - recorded.keys()}
+    both = recorded.keys() & files.keys()
+    words |= {name: "has changed" for name in both if recorded[name] != files[name]}
+    differences = ", ".join(f"{name} {word}" for name, word in sorted(words.items())[:3])
+    more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+    raise ValueError(
+        f"The text of {path} is not that of the run: {differences}{more}. Restore it, or start a "
+        "new run."
     )
-
-
-def cached_json(path: Path, make: Callable[[], Any]) -> Any:
-    """Content of a JSON file, made and written if it is missing or damaged."""
-    content = read_checked_json(path)
-    if content is None:
-        content = make()
-        write_checked_json(path, content)
-    return content
-
-
-def describe_differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The first files that differ, and how."""
-    words = {name: "is missing" for name in old.keys() - new.keys()}
-    words |= {name: "is new" for name in new.keys() - old.keys()}
-    words |= {n: "has changed" for n in old.keys() & new.keys() if old[n] != new[n]}
-    shown = [f"{name} {word}" for name, word in sorted(words.items())[:3]]
-    return ", ".join(shown) + (f" and {len(words) - 3} more" if len(words) > 3 else "")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformer.checks import require
 from jaxformer.data.records import TABLE_SUFFIXES, data_suffix, has_records
 from jaxformer.json_files import get_field, read_json
 
@@ -35,8 +36,7 @@ def corpus_files(
             several splits, or a file of its index is missing.
         OSError: A folder cannot be read.
     """
-    if not where.exists():
-        raise ValueError(f"{where} does not exist.")
+    require(where.exists(), f"{where} does not exist.")
     if where.is_file():
         return [where]
     if not where.is_dir():
@@ -64,9 +64,8 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
     names = [x for x in names if not x.startswith(".") and not re.fullmatch(r"cache-.*\.arrow", x)]
     if "dataset_dict.json" in names:
         index = folder / "dataset_dict.json"
-        raise _several(
-            folder, get_field(read_json(index), "splits", list, location=index), "folder"
-        )
+        splits = get_field(read_json(index), "splits", list, location=index)
+        raise _several(folder, splits, "folder")
     if not any(name.endswith(TABLE_SUFFIXES) for name in names):
         return names
     index = folder / "state.json"
@@ -79,8 +78,8 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
         return named
     index = folder / "dataset_info.json"
     info = read_json(index) if index.name in names else {}
-    splits = get_field(info, "splits", dict, location=index) if info.get("splits") else {}
-    shards = {x: _shards(names, x, get_field(splits, x, dict, location=index)) for x in splits}
+    parts = get_field(info, "splits", dict, location=index) if info.get("splits") else {}
+    shards = {x: _shards(names, x, get_field(parts, x, dict, location=index)) for x in parts}
     present = {split: files for split, files in shards.items() if files}
     if len(present) > 1:
         raise _several(folder, list(present), "file")

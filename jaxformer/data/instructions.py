@@ -1,58 +1,109 @@
-"""The (text, has loss) spans of instruction data; only answers have loss."""
+"""Instruction data: conversations, or prompts and answers; only answers have loss."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
+from jaxformer.checks import require
 from jaxformer.data.chat_templates import ChatTemplate, Spans
+from jaxformer.data.records import RECORD_SUFFIXES, Record
 
 TOOLS = "tools"  # key of function definitions in datasets
 
 
-def instruction_spans(
-    record: dict[str, Any],
-    *,
-    prompt: str,
-    answer: str,
-    messages: str,
-    template: ChatTemplate | None,
-    where: str,
-) -> Spans:
-    """(text, has loss) spans of one record: a conversation, or a prompt and its answer.
+@dataclass(frozen=True, kw_only=True)
+class Instructions:
+    """Instruction data; the loss is on the answers only.
+
+    JSON Lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
+    system, user and assistant; a field of tools beside messages raises an error. Both are rendered
+    with the tokenizer's chat template. Without one, the text is prompt, answer and end of text.
+
+    Attributes:
+        path: File of records, as in `TextFiles`, a folder of such files, or an address in a store.
+        prompt: Key of the prompt.
+        answer: Key of the answer.
+        messages: Key of the conversation, in records that have one.
+    """
+
+    path: str
+    prompt: str = "prompt"
+    answer: str = "answer"
+    messages: str = "messages"
+
+    suffixes: ClassVar = RECORD_SUFFIXES
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of a record."""
+        return self.prompt, self.answer, self.messages
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Instruction(NamedTuple):
+    """One instruction: a text of which only some spans have loss.
+
+    Attributes:
+        name: Unique name in its corpus.
+        text: The whole text.
+        spans: (text, has loss) spans in order; the last one is empty and stands for the end of
+            text.
+        prepend_end_of_text: Whether an end of text precedes it; chat templates have a first token.
+    """
+
+    name: str
+    text: str
+    spans: Spans
+    prepend_end_of_text: bool
+
+
+def make_instruction(
+    name: str, record: Record, source: Instructions, template: ChatTemplate | None, *, where: str
+) -> Instruction:
+    """The instruction of one record: a conversation, or a prompt and its answer.
 
     With a template, prompt and answer are a conversation of two messages; without one, they are
-    concatenated. The last span is empty and stands for the end of text.
+    concatenated.
 
     Raises:
         ValueError: A field is missing, invalid or not supported; the message has the location.
     """
     try:
-        if messages in record:
-            if record.get(TOOLS):
-                raise ValueError(
-                    f"the field {TOOLS} is not supported: write the tools into a message of role "
-                    f"system, or remove {TOOLS}."
-                )
-            conversation = record[messages]
-            is_valid = isinstance(conversation, list) and all(_is_message(m) for m in conversation)
-            if not is_valid:
-                raise ValueError(f"{messages} must be a list of objects with role and content.")
-            if template is None:
-                raise ValueError(
-                    f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER "
-                    f"or --chat-template FILE, or use records with {prompt} and {answer}."
-                )
-            return template.spans(conversation)
-        missing = [name for name in (prompt, answer) if not isinstance(record.get(name), str)]
-        if missing:
-            raise ValueError(
-                f"{' and '.join(missing)} must be text; the record has "
-                f"{', '.join(record) or 'no fields'}."
-            )
-        if template is not None:
-            user_message = {"role": "user", "content": record[prompt]}
-            return template.spans([user_message, {"role": "assistant", "content": record[answer]}])
+        known = {key: value for key, value in record.items() if value is not None}
+        spans = _spans(known, source, template)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return (record[prompt], False), (record[answer], True), ("", True)
+    text = "".join(piece for piece, _ in spans)
+    return Instruction(name, text, spans, prepend_end_of_text=template is None)
+
+
+def _spans(record: Record, source: Instructions, template: ChatTemplate | None) -> Spans:
+    prompt, answer, messages = source.keys
+    if messages in record:
+        if record.get(TOOLS):
+            raise ValueError(
+                f"the field {TOOLS} is not supported: write the tools into a message of role "
+                f"system, or remove {TOOLS}."
+            )
+        conversation = record[messages]
+        is_valid = isinstance(conversation, list) and all(_is_message(m) for m in conversation)
+        require(is_valid, f"{messages} must be a list of objects with role and content.")
+        if template is None:
+            raise ValueError(
+                f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER or "
+                f"--chat-template FILE, or use records with {prompt} and {answer}."
+            )
+        return template.spans(conversation)
+    if missing := [name for name in (prompt, answer) if not isinstance(record.get(name), str)]:
+        raise ValueError(
+            f"{' and '.join(missing)} must be text; the record has "
+            f"{', '.join(record) or 'no fields'}."
+        )
+    if template is None:
+        return (record[prompt], False), (record[answer], True), ("", True)
+    user = {"role": "user", "content": record[prompt]}
+    return template.spans([user, {"role": "assistant", "content": record[answer]}])
 
 
 def _is_message(message: Any) -> bool:

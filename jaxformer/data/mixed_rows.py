@@ -5,17 +5,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Bool
 
-from jaxformer.data.rows import PackedRow, PackedRows
+from jaxformer.data.rows import Located, PackedRows, PartedRows
 from jaxformer.data.streamed_rows import StreamedRows
 
 
 @dataclass(frozen=True, eq=False)
-class ConcatenatedRows:
+class ConcatenatedRows(PartedRows):
     """Rows of several parts of one corpus, numbered consecutively.
 
     Attributes:
@@ -46,37 +45,12 @@ class ConcatenatedRows:
         return self.parts[0].bos_token_id
 
     @property
-    def num_documents(self) -> int:
-        """Number of documents."""
-        return sum(part.num_documents for part in self.parts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the text with loss, without special tokens."""
-        return sum(part.num_bytes for part in self.parts)
-
-    @property
-    def num_targets(self) -> int:
-        """Number of targets with loss."""
-        return sum(part.num_targets for part in self.parts)
-
-    @property
     def epoch(self) -> int | None:
         """Number of rows of an epoch."""
         return len(self)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
-
-    def __getitem__(self, index: list[int] | np.ndarray) -> PackedRow:
-        located, order = self._locate(index)
-        rows = [part[own] for part, own in located]
-        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
-
-    def loss_mask_at(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
-        """Loss mask of the rows with these indices."""
-        of_parts, back = self._locate(index)
-        return np.concatenate([part.loss_mask_at(own) for part, own in of_parts])[back]
 
     def take(self, index: list[int] | np.ndarray) -> "AnyRows":
         """The rows with these indices, part by part; totals such as num_bytes stay those of all."""
@@ -88,10 +62,10 @@ class ConcatenatedRows:
         """SHA-256 of all that determines a batch."""
         return hashlib.sha256(repr([part.digest for part in self.parts]).encode()).hexdigest()
 
-    def _locate(
-        self, index: list[int] | np.ndarray
-    ) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
-        """(part, row indices in it) for each part, and the order that restores the index."""
+    def _counts(self) -> "tuple[AnyRows, ...]":
+        return self.parts
+
+    def _locate(self, index: Sequence[int] | np.ndarray) -> Located:
         sizes = np.array([len(part) for part in self.parts])
         ends = np.cumsum(sizes)
         part_index = np.searchsorted(ends, index, side="right")
@@ -126,10 +100,9 @@ class MixedRows(ConcatenatedRows):
     @property
     def digest(self) -> str:
         """SHA-256 of all that determines a batch, including weights."""
-        part_digests = [
-            (part.digest, float(w)) for part, w in zip(self.parts, self.weights, strict=True)
-        ]
-        return hashlib.sha256(repr(part_digests).encode()).hexdigest()
+        parts = zip(self.parts, self.weights, strict=True)
+        digests = [(part.digest, float(weight)) for part, weight in parts]
+        return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
 AnyRows: TypeAlias = PackedRows | ConcatenatedRows | StreamedRows

@@ -3,28 +3,28 @@
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxformer.data.checked_files import CheckedFile
+from jaxformer.checks import require
+from jaxformer.data.checked_files import CheckedFile, block_digests
 from jaxformer.data.corpus import AnyDocument, CorpusSize, NoTextError, corpus_size
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.temporary_folders import LOCK, temporary_folder
-from jaxformer.data.tokenization import documents_digest, tokenize_documents
+from jaxformer.data.tokenization import Progress, documents_digest, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
-from jaxformer.json_files import get_field, json_digest, read_json
+from jaxformer.json_files import get_field, json_digest, read_json, write_checked_json
 
 # Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 6
 METADATA = "metadata.json"
+COUNTS = ("num_inputs", "num_documents", "num_bytes", "num_targets")  # of a writer
+NUMBERS = (*COUNTS, "row_length", "end_of_text", "bos_token_id")
 
 
 def pack(
@@ -34,7 +34,7 @@ def pack(
     row_length: int,
     folder: str | Path,
     key: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = None,
 ) -> PackedRows:
     """Tokenize and pack documents into rows, or open the cached rows.
 
@@ -62,8 +62,7 @@ def pack(
         OSError: Writing failed; for a full disk the message has the folder and the progress. Only
             the parts remain.
     """
-    if row_length < 1:
-        raise ValueError(f"row_length must be at least 1; got {row_length}.")
+    require(row_length >= 1, f"row_length must be at least 1; got {row_length}.")
     if key is None:
         key = documents_digest(documents)
     name = json_digest([FORMAT_VERSION, key, tokenizer.to_json(), row_length])[:32]
@@ -74,8 +73,7 @@ def pack(
         except ValueError as error:
             warnings.warn(f"Cached rows are packed again: {error}", stacklevel=2)
     size = corpus_size(documents)
-    if not size.num_documents:
-        raise ValueError("There are no documents to pack.")
+    require(size.num_documents > 0, "There are no documents to pack.")
     return write_packed(
         documents,
         tokenizer,
@@ -93,7 +91,7 @@ def write_packed(
     row_length: int,
     folder: Path,
     size: CorpusSize,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = None,
 ) -> PackedRows:
     """Tokenize and pack documents into a folder; see `pack`.
 
@@ -116,7 +114,7 @@ def write_packed(
     digest = json_digest(tokenizer.to_json())[:16]
     parts = folder.with_name(f".{folder.name}.{digest}.parts")
     try:
-        with _atomic_folder(folder) as temporary:
+        with temporary_folder(folder) as temporary:
             writer = RowWriter(temporary, tokenizer, row_length, keep_whole=size.has_instructions)
             with contextlib.closing(writer):
                 for part in tokenize_documents(documents, tokenizer, parts):
@@ -124,8 +122,18 @@ def write_packed(
                     num_bytes_done += int(part.num_bytes)
                     if on_progress is not None:
                         on_progress(num_bytes_done, size.num_bytes)
-                digests = writer.finish()
-            rows = _open_written(temporary, writer, digests, tokenizer, size, row_length)
+                writer.finish()
+            if size.has_instructions and not writer.num_bytes:
+                raise NoTextError(
+                    f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
+                    "tokens without an answer; use longer rows."
+                    if writer.num_truncated
+                    else f"The answers of {size.num_documents} instructions are empty."
+                )
+            _write_metadata(temporary, writer, tokenizer, row_length)
+            # Opened before it is renamed, as another process may replace the final folder.
+            rows = open_packed(temporary)
+            _move_into_place(temporary, folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -144,7 +152,7 @@ def write_packed(
     return rows
 
 
-def open_packed(folder: str | Path, *, row_length: int | None = None) -> PackedRows:
+def open_packed(folder: str | Path) -> PackedRows:
     """Open a packed folder.
 
     Its metadata and the sizes of its files are checked at once, the tokens in blocks when they are
@@ -152,7 +160,6 @@ def open_packed(folder: str | Path, *, row_length: int | None = None) -> PackedR
 
     Args:
         folder: Subfolder with the files of the rows.
-        row_length: Inputs of a row; None is that of the writer. Instructions have only that.
 
     Returns:
         The rows, memory-mapped. Reading a damaged block raises a ValueError; then the next `pack`
@@ -172,62 +179,30 @@ def open_packed(folder: str | Path, *, row_length: int | None = None) -> PackedR
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
     if (version := get_field(content, "format", int, location=where)) != FORMAT_VERSION:
         raise ValueError(f"{folder} has format {version}; this version reads {FORMAT_VERSION}.")
-    described, numbers = (
-        get_field(content, name, dict, location=where) for name in ("files", "metadata")
-    )
-    for name in ("num_inputs", "row_length", "end_of_text", "num_documents", "num_bytes"):
-        get_field(numbers, name, int, location=where)
-    get_field(numbers, "num_targets", int, location=where)
-    get_field(numbers, "tokenizer_digest", str, location=where)
-    files: Any = {
-        name: _open_file(folder, name, get_field(described, name, dict, location=where))
-        for name in ("tokens", "starts", "document_bytes", *(described.keys() & {"loss_mask"}))
-    }
+    described, saved = (get_field(content, x, dict, location=where) for x in ("files", "metadata"))
+    names = ("tokens", "starts", "document_bytes", *(described.keys() & {"loss_mask"}))
+    files: Any = {name: _open_file(folder, name, described) for name in names}
     files |= {name: files[name].read() for name in ("starts", "document_bytes")}
-    rows = PackedRows(**files, **numbers, digest=checksum)
-    if row_length in (None, rows.row_length):
-        return rows
-    if rows.loss_mask is not None:
-        raise ValueError(
-            f"{folder} has instructions in rows of {rows.row_length} tokens; got {row_length}."
-        )
-    return replace(rows, row_length=row_length)
+    numbers: Any = {x: get_field(saved, x, int, location=where) for x in NUMBERS}
+    tokenizer_digest = get_field(saved, "tokenizer_digest", str, location=where)
+    return PackedRows(**files, **numbers, digest=checksum, tokenizer_digest=tokenizer_digest)
 
 
-def _open_file(folder: Path, name: str, description: dict[str, Any]) -> CheckedFile:
-    path, where = folder / f"{name}.bin", f"{folder / METADATA}: {name}"
+def _open_file(folder: Path, name: str, described: dict[str, Any]) -> CheckedFile:
+    path, where = folder / f"{name}.bin", folder / METADATA
+    description = get_field(described, name, dict, location=where)
     size = get_field(description, "size", int, location=where)
-    dtype, sha256 = (
-        get_field(description, key, str, location=where) for key in ("dtype", "sha256_of_digests")
-    )
+    dtype = get_field(description, "dtype", str, location=where)
+    sha256 = get_field(description, "sha256_of_digests", str, location=where)
     actual_size = path.stat().st_size if path.is_file() else 0
     if actual_size != size:
         raise ValueError(f"{folder} is damaged: {path.name} has {actual_size} of {size} bytes.")
-    digests = folder / f"{name}.digests"
-    if not digests.is_file() or _file_digest(digests) != sha256:
-        raise ValueError(f"{folder} is damaged: {digests.name} does not match its SHA-256.")
-
-    return CheckedFile(path, dtype, digests.read_bytes(), partial(_forget, folder))
-
-
-def _forget(folder: Path) -> None:
-    """Let the next start pack the rows again."""
-    with contextlib.suppress(OSError):
-        (folder / METADATA).unlink()
-
-
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def _atomic_folder(final: Path) -> Iterator[Path]:
-    """Temporary folder that is renamed to `final` on success and deleted on failure."""
-    with temporary_folder(final) as temporary:
-        yield temporary
-        _move_into_place(temporary, final)
-        (final / LOCK).unlink(missing_ok=True)
+    file = path.with_suffix(".digests")
+    digests = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(digests).hexdigest() != sha256:
+        raise ValueError(f"{folder} is damaged: {file.name} does not match its SHA-256.")
+    # Without the metadata, the next start packs the rows again.
+    return CheckedFile(path, dtype, digests, removed_on_damage=folder / METADATA)
 
 
 def _move_into_place(temporary: Path, final: Path) -> None:
@@ -244,6 +219,7 @@ def _move_into_place(temporary: Path, final: Path) -> None:
             raise
     finally:
         shutil.rmtree(damaged_folder, ignore_errors=True)
+    (final / LOCK).unlink(missing_ok=True)
 
 
 def _is_intact(folder: Path) -> bool:
@@ -254,45 +230,21 @@ def _is_intact(folder: Path) -> bool:
     return True
 
 
-def _open_written(
-    folder: Path,
-    writer: RowWriter,
-    digests: dict[str, bytes],
-    tokenizer: Tokenizer,
-    size: CorpusSize,
-    row_length: int,
-) -> PackedRows:
-    """Complete a folder of rows by its metadata, and open it; error if no answer fits in a row."""
-    if size.has_instructions and not writer.num_bytes:
-        raise NoTextError(
-            f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
-            "tokens without an answer; use longer rows."
-            if writer.num_truncated
-            else f"The answers of {size.num_documents} instructions are empty."
-        )
+def _write_metadata(folder: Path, writer: RowWriter, tokenizer: Tokenizer, row_length: int) -> None:
+    """Write the digests of the files, and metadata.json."""
     files = {}
     for name, dtype in writer.dtypes.items():
-        path = folder / f"{name}.digests"
-        path.write_bytes(digests[name])
-        size_in_bytes = (folder / f"{name}.bin").stat().st_size
-        files[name] = {
-            "size": size_in_bytes,
-            "dtype": dtype.str,
-            "sha256_of_digests": _file_digest(path),
-        }
-    names = "num_inputs", "num_documents", "num_bytes", "num_targets"
-    metadata = {name: getattr(writer, name) for name in names} | {
+        path = folder / f"{name}.bin"
+        digests = block_digests(path)
+        path.with_suffix(".digests").write_bytes(digests)
+        sha256 = hashlib.sha256(digests).hexdigest()
+        size = path.stat().st_size
+        files[name] = {"size": size, "dtype": dtype.str, "sha256_of_digests": sha256}
+    metadata = {name: getattr(writer, name) for name in COUNTS} | {
         "row_length": row_length,
         "end_of_text": tokenizer.end_of_text,
         "bos_token_id": bos_token_id(tokenizer),
         "tokenizer_digest": json_digest(tokenizer.to_json()),
     }
-    _write_metadata(folder, {"format": FORMAT_VERSION, "files": files, "metadata": metadata})
-    # Opened before it is renamed, as another process may replace the final folder.
-    return open_packed(folder)
-
-
-def _write_metadata(folder: Path, content: dict[str, Any]) -> None:
-    """Write metadata.json with its checksum."""
-    file_content = {"checksum": json_digest(content), "content": content}
-    (folder / METADATA).write_text(json.dumps(file_content, indent=1))
+    content = {"format": FORMAT_VERSION, "files": files, "metadata": metadata}
+    write_checked_json(folder / METADATA, content)

@@ -1,12 +1,14 @@
 """Batches of (source, target) texts for an encoder-decoder, sorted by length."""
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import index
+from itertools import count
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from jaxformer.checks import require
+from jaxformer.data.batches import check_step
 from jaxformer.data.tokenizers import Tokenizer
 
 
@@ -80,30 +82,21 @@ class PairBatches:
             ValueError: A number is below 1, or the source lengths are not increasing.
         """
         _check_arguments(batch_size, lengths)
-        if group < 1:
-            raise ValueError(f"group must be at least 1; got {group}.")
+        require(group >= 1, f"group must be at least 1; got {group}.")
         self._pair, self._tokenizer, self._lengths = get_pair, tokenizer, lengths
         self._batch_size, self._group = batch_size, group
-        self._latest: tuple[int, list[list[Pair]]] = (
-            -1,
-            [],
-        )  # as the next step is usually in the same group
+        # Kept, as the next step is usually in the same group.
+        self._latest: tuple[int, list[list[Pair]]] = (-1, [])
 
     def __getitem__(self, step: SupportsIndex) -> PairBatch:
-        if index(step) < 0:
-            raise ValueError(f"step must be at least 0; got {step}.")
-        group_index, index_in_group = divmod(index(step), self._group)
+        group_index, index_in_group = divmod(check_step(step), self._group)
         if self._latest[0] != group_index:
             self._latest = (group_index, self._load_group(group_index))
-        return make_pair_batch(
-            self._latest[1][index_in_group], self._tokenizer, lengths=self._lengths
-        )
+        pairs = self._latest[1][index_in_group]
+        return make_pair_batch(pairs, self._tokenizer, lengths=self._lengths)
 
     def __iter__(self) -> Iterator[PairBatch]:
-        step = 0
-        while True:
-            yield self[step]
-            step += 1
+        return map(self.__getitem__, count())
 
     def _load_group(self, number: int) -> list[list[Pair]]:
         """Draw one group of pairs, sort it by source length, cut it into shuffled batches."""
@@ -134,20 +127,16 @@ def evaluation_pair_batches(
         ValueError: There are no pairs, the batch size is below 1, or a text is too long.
     """
     _check_arguments(batch_size, lengths)
-    if not pairs:
-        raise ValueError("There are no pairs to make batches of.")
-    return _sequential_batches(pairs, tokenizer, batch_size, lengths)
+    require(len(pairs) > 0, "There are no pairs to make batches of.")
 
-
-def _sequential_batches(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, batch_size: int, lengths: PaddedLengths
-) -> Iterator[PairBatch]:
-    for first in range(0, len(pairs), batch_size):
-        batch_pairs = pairs[first : first + batch_size]
-        padded_pairs = [*batch_pairs, *[batch_pairs[-1]] * (batch_size - len(batch_pairs))]
-        batch = make_pair_batch(padded_pairs, tokenizer, lengths=lengths)
+    def padded_batch(first: int) -> PairBatch:
+        batch_pairs = list(pairs[first : first + batch_size])
         is_real_row = np.arange(batch_size) < len(batch_pairs)
-        yield batch._replace(loss_mask=batch.loss_mask & is_real_row[:, None])
+        batch_pairs += [batch_pairs[-1]] * (batch_size - len(batch_pairs))
+        batch = make_pair_batch(batch_pairs, tokenizer, lengths=lengths)
+        return batch._replace(loss_mask=batch.loss_mask & is_real_row[:, None])
+
+    return map(padded_batch, range(0, len(pairs), batch_size))
 
 
 def make_pair_batch(
@@ -173,12 +162,10 @@ def make_pair_batch(
     """
     end = tokenizer.end_of_text
     sources = tokenizer.encode_batch([pair.source for pair in pairs])
-    targets = [
-        np.append(ids, end) for ids in tokenizer.encode_batch([pair.target for pair in pairs])
-    ]
+    encoded = tokenizer.encode_batch([pair.target for pair in pairs])
+    targets = [np.append(ids, end) for ids in encoded]
     for pair, ids in zip(pairs, sources, strict=True):
-        if not len(ids):
-            raise ValueError(f"A source has no tokens; its target is {pair.target!r}.")
+        require(len(ids) > 0, f"A source has no tokens; its target is {pair.target!r}.")
     longest = max(map(len, sources))
     width = next((length for length in lengths.source if length >= longest), lengths.source[-1])
     source, is_source_token = _pad(sources, width, end, what="source")
@@ -208,8 +195,7 @@ def _pad(
 
 
 def _check_arguments(batch_size: int, lengths: PaddedLengths) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    require(batch_size >= 1, f"batch_size must be at least 1; got {batch_size}.")
     source = lengths.source
     rising = all(a < b for a, b in zip((0, *source), source, strict=False))
     if not source or not rising or lengths.target < 1:

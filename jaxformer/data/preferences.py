@@ -1,26 +1,22 @@
 """Pairs of answers to one prompt, of which one is preferred, in batches of one row per answer."""
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 import shutil
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from jaxformer.data.batches import Batch
-from jaxformer.data.chat_templates import ChatTemplate, Spans
-from jaxformer.data.corpus import Instruction
+from jaxformer.checks import require
+from jaxformer.data.batches import Batch, check_step
+from jaxformer.data.cached_files import cached_arrays
+from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.file_digests import check_unchanged, file_state
-from jaxformer.data.instructions import TOOLS, instruction_spans
+from jaxformer.data.instructions import TOOLS, Instruction, Instructions, make_instruction
 from jaxformer.data.records import Record, read_records
 from jaxformer.data.tokenization import tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
@@ -180,9 +176,7 @@ class PreferenceBatches:
         self._num_pairs, self._seed = num_pairs, seed
 
     def __getitem__(self, step: SupportsIndex) -> PreferenceBatch:
-        if index(step) < 0:
-            raise ValueError(f"step must be at least 0; got {step}.")
-        first = index(step) * self._num_pairs
+        first = check_step(step) * self._num_pairs
         epochs, places = np.divmod(np.arange(first, first + self._num_pairs), len(self._numbers))
         numbers = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
@@ -227,24 +221,23 @@ def read_preferences(
     template_key = None if template is None else template.key
     key = json_digest([FORMAT_VERSION, sha256, tokenizer.to_json(), template_key, row_length])[:32]
     cached = folder / f"preferences-{key}.npz"
-    with contextlib.suppress(OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
-        with open(cached, "rb") as file, np.load(file) as saved:
-            arrays = {f.name: saved[f.name] for f in fields(Preferences)}
-        values: dict[str, Any] = {name: x if x.ndim else int(x) for name, x in arrays.items()}
-        return Preferences(**values)
     parts = folder / f".{cached.stem}.parts"
-    preferences = _tokenize(path, tokenizer, template, row_length, parts)
-    check_unchanged(path, state)
-    temporary = folder / f".{cached.stem}.{secrets.token_hex(8)}.npz"
-    np.savez(temporary, **vars(preferences))
-    os.replace(temporary, cached)
+
+    def make() -> dict[str, Any]:
+        arrays = _tokenize(path, tokenizer, template, row_length, parts)
+        check_unchanged(path, state)
+        return arrays
+
+    arrays = cached_arrays(cached, [field.name for field in fields(Preferences)], make)
     shutil.rmtree(parts, ignore_errors=True)
-    return preferences
+    values: dict[str, Any] = {name: x if np.ndim(x) else int(x) for name, x in arrays.items()}
+    return Preferences(**values)
 
 
 def _tokenize(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, row_length: int, parts: Path
-) -> Preferences:
+) -> dict[str, Any]:
+    """Fields of `Preferences`."""
     locations, prompt_keys = list[str](), list[int]()
 
     def answers() -> Iterator[Instruction]:
@@ -254,17 +247,13 @@ def _tokenize(
             prompt = json.dumps(record[PROMPT], sort_keys=True).encode()
             prompt_keys.append(int.from_bytes(hashlib.sha256(prompt).digest()[:8]))
             for answer in (CHOSEN, REJECTED):
-                spans = _spans(record, answer, template, where)
-                text = "".join(piece for piece, _ in spans)
-                yield Instruction(where, text, spans, prepend_end_of_text=template is None)
+                source, conversation = Instructions(path="", answer=answer), _joined(record, answer)
+                yield make_instruction(where, conversation, source, template, where=where)
 
     rows, masks = list[np.ndarray](), list[np.ndarray]()
     num_truncated, first = 0, bos_token_id(tokenizer)
     for part in tokenize_documents(answers(), tokenizer, parts):
-        begin = 0
-        for size, opens in zip(part.lengths, part.prepend_end_of_text, strict=True):
-            ids, mask = (x[begin : begin + size] for x in (part.tokens, part.loss_mask))
-            begin += size
+        for ids, mask, _, opens in part.documents():
             if opens:
                 ids, mask = np.append(first, ids), np.append(False, mask)
             num_truncated += len(ids) > row_length + 1
@@ -274,17 +263,16 @@ def _tokenize(
             if len(rows) % 2 == 0:
                 where = locations[len(rows) // 2 - 1]
                 _check_rows(rows[-2:], masks[-2:], row_length, where)
-    if not rows:
-        raise ValueError(f"{path} has no pairs.")
-    return Preferences(
-        tokens=np.concatenate(rows),
-        loss_mask=np.concatenate(masks),
-        ends=np.cumsum([len(row) for row in rows]),
-        prompt_keys=np.array(prompt_keys, np.uint64),
-        row_length=row_length,
-        end_of_text=tokenizer.end_of_text,
-        num_truncated=num_truncated,
-    )
+    require(len(rows) > 0, f"{path} has no pairs.")
+    return {
+        "tokens": np.concatenate(rows),
+        "loss_mask": np.concatenate(masks),
+        "ends": np.cumsum([len(row) for row in rows]),
+        "prompt_keys": np.array(prompt_keys, np.uint64),
+        "row_length": row_length,
+        "end_of_text": tokenizer.end_of_text,
+        "num_truncated": num_truncated,
+    }
 
 
 def _check_record(record: Record, where: str) -> None:
@@ -312,22 +300,21 @@ def _check_record(record: Record, where: str) -> None:
 
 
 def _has_content(message: Any) -> bool:
-    """Whether a message has more than a role; `instruction_spans` refuses what is no message."""
+    """Whether a message has more than a role; `make_instruction` refuses what is no message."""
     if not isinstance(message, dict):
         return True
     return any(value for key, value in message.items() if key != "role")
 
 
-def _spans(record: Record, answer: str, template: ChatTemplate | None, where: str) -> Spans:
-    """(text, has loss) spans of the prompt with one answer."""
+def _joined(record: Record, answer: str) -> Record:
+    """A record of the prompt with one answer, as a conversation if one of them has messages."""
     parts = {"user": record[PROMPT], "assistant": record[answer]}
-    names = {"prompt": PROMPT, "answer": answer, "messages": "messages"}
-    if any(isinstance(part, list) for part in parts.values()):
-        messages = list[Any]()
-        for role, part in parts.items():
-            messages += part if isinstance(part, list) else [{"role": role, "content": part}]
-        record = {"messages": messages, TOOLS: record.get(TOOLS)}
-    return instruction_spans(record, **names, template=template, where=where)
+    if not any(isinstance(part, list) for part in parts.values()):
+        return record
+    messages = list[Any]()
+    for role, part in parts.items():
+        messages += part if isinstance(part, list) else [{"role": role, "content": part}]
+    return {"messages": messages, TOOLS: record.get(TOOLS)}
 
 
 def _check_rows(

@@ -100,10 +100,8 @@ def has_records(path: Path, keys: Sequence[str]) -> bool:
 def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
     with _open_decompressed(path) as file:
         head, number = file.peek(8), 0
-        if (
-            head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
-            or data_suffix(path) in TABLE_SUFFIXES
-        ):
+        is_table = head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
+        if is_table or data_suffix(path) in TABLE_SUFFIXES:
             try:
                 for number, record in enumerate(_table_rows(path, file, keys), start=1):
                     yield number, record, f"{path} row {number}"
@@ -148,21 +146,18 @@ def _table_rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Ite
     try:
         # Not memory-mapped, as its pages would count as memory of the process.
         with arrow.OSFile(str(path)) if plain else arrow.BufferReader(file.read()) as source:
-            if head.startswith(
-                ARROW_FILE
-            ):  # the file format; the library datasets saves the stream format
+            # The library datasets saves the stream format.
+            if head.startswith(ARROW_FILE):
                 table = arrow.ipc.open_file(source)
                 batches = map(table.get_batch, range(table.num_record_batches))
-                names = table.schema.names
             elif head.startswith(ARROW_STREAM) or data_suffix(path) == ".arrow":
-                batches = table = arrow.ipc.open_stream(source)
-                names = table.schema.names
+                batches = arrow.ipc.open_stream(source)
             else:
                 table = import_extra("pyarrow.parquet").ParquetFile(source, pre_buffer=False)
-                names = table.schema_arrow.names
-                batches = table.iter_batches(ROWS_PER_BATCH, columns=_columns_to_read(keys, names))
+                columns = _columns_to_read(keys, table.schema_arrow.names)
+                batches = table.iter_batches(ROWS_PER_BATCH, columns=columns)
             for batch in batches:
-                wanted = batch.select(_columns_to_read(keys, names))
+                wanted = batch.select(_columns_to_read(keys, batch.schema.names))
                 try:
                     rows = wanted.to_pylist()
                 except UnicodeDecodeError:  # one by one, so that the row can be named
@@ -199,8 +194,7 @@ def _check_text(value: Any, what: str) -> None:
                     f"{error.start}."
                 ) from error
         case dict():
-            for x in value.values():
-                _check_text(x, what)
+            _check_text([*value.values()], what)
         case list():
             for x in value:
                 _check_text(x, what)

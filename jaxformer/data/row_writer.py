@@ -1,12 +1,12 @@
 """Writes the token stream of packed rows while documents are being tokenized."""
 
 import contextlib
+import os
 from array import array
 from pathlib import Path
 
 import numpy as np
 
-from jaxformer.data.checked_files import CheckedFileWriter
 from jaxformer.data.tokenization import TokenizedPart, smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer
 
@@ -41,10 +41,9 @@ class RowWriter:
         self.num_inputs = self.num_documents = self.num_targets = 0
         self.num_bytes = self.num_truncated = 0
         with contextlib.ExitStack() as stack:
+            # Not memory-mapped, since a full disk would kill the process.
             self._files = {
-                name: stack.enter_context(
-                    contextlib.closing(CheckedFileWriter(folder / f"{name}.bin"))
-                )
+                name: stack.enter_context(open(folder / f"{name}.bin", "wb"))
                 for name in self.dtypes
             }
             self._closing = stack.pop_all()
@@ -58,25 +57,17 @@ class RowWriter:
         """Append tokenized documents."""
         length, starts, document_bytes = self._length, array("q"), array("q")
         stream, loss_masks = [part.tokens[:0]], [part.loss_mask[:0]]
-        size, end = self.num_inputs + 1, 0  # tokens of the stream, and of this part
-        for num_tokens, opens in zip(
-            part.lengths.tolist(), part.prepend_end_of_text.tolist(), strict=True
-        ):
-            begin, end = end, end + num_tokens
-            ids, ids_loss_mask = part.tokens[begin:end], part.loss_mask[begin:end]
-            sizes = part.sizes[begin:end]
+        size = self.num_inputs + 1  # tokens of the stream
+        for ids, has_loss, sizes, opens in part.documents():
             first = size - opens  # its first input
             if self._whole:
                 max_tokens = length - opens
-                if num_tokens - 1 > max_tokens:
+                if len(ids) - 1 > max_tokens:
                     ids = np.append(ids[:max_tokens], ids[-1:])
-                    ids_loss_mask, sizes = (
-                        np.append(ids_loss_mask[:max_tokens], False),
-                        sizes[:max_tokens],
-                    )
+                    has_loss = np.append(has_loss[:max_tokens], False)
+                    sizes = sizes[:max_tokens]
                     self.num_truncated += 1
-                # A row without loss would train nothing
-                if not ids_loss_mask.any():
+                if not has_loss.any():  # a row without loss would train nothing
                     continue
                 if first // length != (size + len(ids) - 2) // length:
                     fill = -first % length
@@ -87,7 +78,7 @@ class RowWriter:
             starts.append(first)
             document_bytes.append(int(sizes.sum()))
             stream.append(ids)
-            loss_masks.append(ids_loss_mask)
+            loss_masks.append(has_loss)
             size += len(ids)
         loss_mask = np.concatenate(loss_masks)
         self.num_targets += int(loss_mask.sum())
@@ -98,10 +89,12 @@ class RowWriter:
         self._write("starts", starts)
         self._write("loss_mask", loss_mask)
 
-    def finish(self) -> dict[str, bytes]:
-        """Write to disk; returns the digests of each file, by its name."""
-        return {name: file.finish() for name, file in self._files.items()}
+    def finish(self) -> None:
+        """Write to disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
 
     def _write(self, name: str, values: object) -> None:
         if name in self._files:
-            self._files[name].write(np.asarray(values, self.dtypes[name]))
+            self._files[name].write(np.asarray(values, self.dtypes[name]).data)

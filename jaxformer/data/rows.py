@@ -19,7 +19,7 @@ rest is filled with end of text without loss. Only tokens of the answers have lo
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +30,8 @@ from jaxformer.data.checked_files import CheckedFile
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 
 RowIndex: TypeAlias = int | np.integer | slice | list[int] | np.ndarray
+# (Part, row numbers in it) for each part, and the order that restores the index.
+Located: TypeAlias = tuple[list[tuple[Any, np.ndarray]], np.ndarray]
 
 
 class PackedRow(NamedTuple):
@@ -111,15 +113,15 @@ class PackedRows:
         places = np.union1d(rows * length, self.starts[documents] - shifts)
         in_segment = np.diff(places, append=len(begins) * length)
         before_row = np.searchsorted(places, rows * length)[places // length]
-        segments = np.repeat(
-            (np.arange(1, len(places) + 1) - before_row).astype(np.int32), in_segment
-        )
+        segments = (np.arange(1, len(places) + 1) - before_row).astype(np.int32)
+        segments = np.repeat(segments, in_segment)
         positions = np.arange(len(segments), dtype=np.int32)
         positions -= np.repeat(places.astype(np.int32), in_segment)
         arrays = [x.reshape(len(begins), length) for x in (segments, positions)]
-        for row, fill in self._padding(begins):
+        missing = self._missing(begins)
+        for row in np.flatnonzero(missing):
             for x in arrays:
-                x[row, length - fill :] = 0
+                x[row, length - missing[row] :] = 0
         return PackedRow(*(x.reshape(*numbers.shape, x.shape[-1]) for x in (tokens, *arrays)))
 
     def loss_mask_at(self, index: RowIndex) -> Bool[np.ndarray, "*rows T"]:
@@ -127,9 +129,8 @@ class PackedRows:
         numbers = self._numbers(index)
         begins = self.first_input + numbers.reshape(-1) * self.row_length
         if self.loss_mask is None:
-            loss_mask = np.ones((len(begins), self.row_length), bool)
-            for row, fill in self._padding(begins):
-                loss_mask[row, self.row_length - fill :] = False
+            num_inputs = self.row_length - self._missing(begins)
+            loss_mask = np.arange(self.row_length) < num_inputs[:, None]
         else:
             loss_mask = self._read(self.loss_mask, begins, self.row_length, False)
         return loss_mask.reshape(*numbers.shape, self.row_length)
@@ -186,20 +187,19 @@ class PackedRows:
 
     def _read(self, array: Any, begins: np.ndarray, width: int, fill: int) -> np.ndarray:
         """The `width` numbers from each index on; those after the last input are `fill`."""
-        is_full = begins + self.row_length <= self.first_input + self.num_inputs
-        if len(begins) and is_full.all():
+        missing = self._missing(begins)
+        if len(begins) and not missing.any():
             return _windows(array, begins, width)
         rows = np.full((len(begins), width), fill, array.dtype)
-        if is_full.any():
-            rows[is_full] = _windows(array, begins[is_full], width)
-        for row, missing in self._padding(begins):
-            rows[row, : width - missing] = _windows(array, begins[[row]], width - missing)
+        for count in np.unique(missing).tolist():
+            short, kept = missing == count, width - count
+            rows[short, :kept] = _windows(array, begins[short], kept)
         return rows
 
-    def _padding(self, begins: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yield each row that is not full, and the number of inputs that fill it."""
-        missing = begins + self.row_length - self.first_input - self.num_inputs
-        yield from ((row, int(missing[row])) for row in np.flatnonzero(missing > 0).tolist())
+    def _missing(self, begins: np.ndarray) -> np.ndarray:
+        """Number of inputs that fill each row."""
+        end = self.first_input + self.num_inputs
+        return np.maximum(begins + self.row_length - end, 0)
 
     def _numbers(self, index: RowIndex) -> np.ndarray:
         """Numbers of the rows with these indices."""
@@ -218,6 +218,43 @@ class PackedRows:
             if smallest < 0:
                 numbers = np.where(numbers < 0, numbers + count, numbers)
         return numbers if self.row_numbers is None else self.row_numbers[numbers]
+
+
+class PartedRows:
+    """Rows of several parts, of which `_locate` finds some."""
+
+    def _locate(self, index: Sequence[int] | np.ndarray) -> Located:
+        """The rows with these indices."""
+        raise NotImplementedError
+
+    def _counts(self) -> Iterable[Any]:
+        """What has the totals of each part."""
+        raise NotImplementedError
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents; in a stream, of the shards opened so far, as the other totals."""
+        return sum(part.num_documents for part in self._counts())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the text with loss, without special tokens."""
+        return sum(part.num_bytes for part in self._counts())
+
+    @property
+    def num_targets(self) -> int:
+        """Number of targets with loss."""
+        return sum(part.num_targets for part in self._counts())
+
+    def __getitem__(self, index: Sequence[int] | np.ndarray) -> PackedRow:
+        located, order = self._locate(index)
+        rows = [part[numbers] for part, numbers in located]
+        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
+
+    def loss_mask_at(self, index: Sequence[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
+        """Loss mask of the rows with these indices."""
+        located, order = self._locate(index)
+        return np.concatenate([part.loss_mask_at(numbers) for part, numbers in located])[order]
 
 
 def empty_rows(tokenizer: Tokenizer, row_length: int) -> PackedRows:

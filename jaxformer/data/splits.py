@@ -10,14 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.data.corpus import (
-    AnyDocument,
-    CorpusSize,
-    Document,
-    Documents,
-    Instruction,
-    corpus_size,
-)
+from jaxformer.checks import require
+from jaxformer.data.corpus import AnyDocument, CorpusSize, Document, Documents, corpus_size
+from jaxformer.data.instructions import Instruction
 
 
 class Split(NamedTuple):
@@ -51,30 +46,22 @@ def split(
         ValueError: The fraction is out of range, two documents have the same name, or a part would
             be empty.
     """
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
-    plan = _plan(documents, held_out, max_bytes)
+    require(0 < held_out < 1, f"held_out must lie between 0 and 1; got {held_out}.")
+    held_out_bytes, *sizes = _plan(documents, held_out, max_bytes)
 
     def part(which: int) -> Iterator[AnyDocument]:
-        for document, end in zip(documents, plan.held_out_bytes.tolist(), strict=True):
+        for document, end in zip(documents, held_out_bytes.tolist(), strict=True):
             half = _split_document(document, num_held_out_bytes=end)[which]
             if half.text:
                 yield half
 
-    def size(which: int) -> CorpusSize:
-        return plan.sizes[which]
-
-    return Split(*(Documents(partial(part, i), partial(size, i)) for i in (0, 1)))
+    return Split(*(Documents(partial(part, i), partial(sizes.__getitem__, i)) for i in (0, 1)))
 
 
-class _SplitPlan(NamedTuple):
+def _plan(
+    documents: Iterable[AnyDocument], held_out: float, max_bytes: int | None
+) -> tuple[np.ndarray, CorpusSize, CorpusSize]:
     """Bytes at the end of each document that are held out, and the sizes of both parts."""
-
-    held_out_bytes: np.ndarray
-    sizes: tuple[CorpusSize, CorpusSize]
-
-
-def _plan(documents: Iterable[AnyDocument], held_out: float, max_bytes: int | None) -> _SplitPlan:
     # Only hashes and sizes are stored, 24 bytes per document.
     digests, byte_counts, has_instructions = bytearray(), array("q"), False
     for document in documents:
@@ -110,7 +97,7 @@ def _plan(documents: Iterable[AnyDocument], held_out: float, max_bytes: int | No
             f"{train.num_bytes} bytes for training and {end.num_bytes} held out; use more text or "
             "another held_out."
         )
-    return _SplitPlan(held_out_bytes, (train, end))
+    return held_out_bytes, train, end
 
 
 def sample_texts(corpora: Sequence[Documents], num_bytes: int) -> Iterator[str]:
@@ -161,8 +148,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
         data = document.text.encode()
         size += len(data)
         compressed_size += len(compressor.compress(data))
-    if not size:
-        raise ValueError("The documents have no text to compress.")
+    require(size > 0, "The documents have no text to compress.")
     return 8 * (compressed_size + len(compressor.flush())) / size
 
 
@@ -180,9 +166,8 @@ def _split_document(
 ) -> tuple[AnyDocument, AnyDocument]:
     """Split a document before its last bytes, at a character boundary."""
     name = document.name
-    if not num_held_out_bytes or isinstance(
-        document, Instruction
-    ):  # an answer stays with its prompt
+    # An answer stays with its prompt.
+    if not num_held_out_bytes or isinstance(document, Instruction):
         nothing = Document(name, "")
         return (nothing, document) if num_held_out_bytes else (document, nothing)
     data = document.text.encode()
@@ -192,7 +177,5 @@ def _split_document(
     start, rest = data[:split_at].decode(), data[split_at:].decode()
     if not start or not rest:
         return Document(name, start), Document(name, rest)
-    num_characters = len(start)
-    return Document(f"{name}[:{num_characters}]", start), Document(
-        f"{name}[{num_characters}:]", rest
-    )
+    place = len(start)
+    return Document(f"{name}[:{place}]", start), Document(f"{name}[{place}:]", rest)

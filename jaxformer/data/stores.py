@@ -29,14 +29,8 @@ VERSION_FIELDS = (
     "Last-Modified", "mtime", "created",
 )  # fmt: skip
 # Packages with the filesystems that fsspec has not itself.
-PACKAGES = {
-    "hf": "huggingface_hub",
-    "gs": "gcsfs",
-    "s3": "s3fs",
-    "az": "adlfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-}
+PACKAGES = {"hf": "huggingface_hub", "gs": "gcsfs", "s3": "s3fs", "az": "adlfs"}
+PACKAGES |= dict.fromkeys(("http", "https"), "aiohttp")
 FATAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 TEMPORARY_STATUS = (408, 425, 429)  # of the codes between 400 and 499
@@ -79,7 +73,7 @@ def is_store(path: str) -> bool:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """Filesystem of an address, and the path in it.
+    """Filesystem of an address, without what it remembers, and the path in it.
 
     Raises:
         ValueError: The address names no folder, or its store is of an unknown kind.
@@ -98,6 +92,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         raise ImportError(
             f"{url} needs a package that is not installed: pip install {package}"
         ) from error
+    filesystem.invalidate_cache()
     return filesystem, path
 
 
@@ -122,7 +117,6 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
     is_pattern = any(character in path for character in "*?[")
 
     def find() -> tuple[bool, dict[str, dict[str, Any]]]:
-        filesystem.invalidate_cache()
         if is_pattern and not filesystem.exists(path):
             infos = filesystem.glob(path, detail=True)
             infos = {k: info for k, info in infos.items() if info["type"] == "file"}
@@ -215,7 +209,6 @@ def fetch_files(url: str, names: Sequence[str], folder: Path) -> Path:
     filesystem, path = open_filesystem(url)
 
     def fetch(name: str) -> bytes | None:
-        filesystem.invalidate_cache()
         return bytes(filesystem.cat(name)) if filesystem.exists(name) else None
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,11 +225,7 @@ def store_has(url: str) -> bool:
     """Whether a store has a file."""
     filesystem, path = open_filesystem(url)
 
-    def exists() -> bool:
-        filesystem.invalidate_cache()
-        return bool(filesystem.exists(path))
-
-    return with_retries(exists, url, MAX_PAUSES[0])
+    return with_retries(lambda: bool(filesystem.exists(path)), url, MAX_PAUSES[0])
 
 
 def upload(files: Sequence[Path], url: str) -> None:

@@ -3,14 +3,14 @@
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
-from jaxformer.data.rows import PackedRow, PackedRows
+from jaxformer.data.rows import Located, PackedRows, PartedRows
 
 MAX_ROWS = 1 << 48  # of all epochs together
 SHARDS_AHEAD = 1  # shards that are opened before they are read
@@ -25,7 +25,7 @@ class ShardSize(NamedTuple):
     num_targets: int
 
 
-class StreamedRows:
+class StreamedRows(PartedRows):
     """Rows of shards, numbered in the order in which a run reads them.
 
     An epoch has every shard once in a random order, and a shard every row once in a random order;
@@ -48,9 +48,7 @@ class StreamedRows:
         seed: int,
         sizes: dict[str, ShardSize],
         digest: str,
-        row_length: int,
-        end_of_text: int,
-        bos_token_id: int | None,
+        empty: PackedRows,
     ):
         """Set up the stream; no shard is opened.
 
@@ -61,13 +59,11 @@ class StreamedRows:
             sizes: Sizes that are known from an earlier start. With them, a start opens only the
                 shards that it reads.
             digest: SHA-256 of shards, tokenizer and seed.
-            row_length: Inputs of a row.
-            end_of_text: End of text of the tokenizer.
-            bos_token_id: As in `PackedRows`.
+            empty: No rows, but of this length and tokenizer.
         """
         self._names, self._open_shard, self._seed = tuple(names), open_shard, seed
-        self.sizes, self.row_length, self.end_of_text = sizes, row_length, end_of_text
-        self.bos_token_id = bos_token_id
+        self.sizes, self._empty, self.row_length = sizes, empty, empty.row_length
+        self.end_of_text, self.bos_token_id = empty.end_of_text, empty.bos_token_id
         self.digest = hashlib.sha256(f"{digest} {seed}".encode()).hexdigest()
         self._thread: threading.Thread | None = None  # the last one
         self._shards = dict[int, Future[PackedRows]]()  # by their number in the stream
@@ -77,21 +73,6 @@ class StreamedRows:
     def epoch(self) -> None:
         """None: the number of rows is not known before all shards are tokenized."""
         return None
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents of the shards opened so far."""
-        return sum(size.num_documents for size in self.sizes.values())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the text with loss of the shards opened so far."""
-        return sum(size.num_bytes for size in self.sizes.values())
-
-    @property
-    def num_targets(self) -> int:
-        """Number of targets with loss of the shards opened so far."""
-        return sum(size.num_targets for size in self.sizes.values())
 
     def __len__(self) -> int:
         return MAX_ROWS
@@ -109,24 +90,15 @@ class StreamedRows:
                 return False
         return True
 
-    def __getitem__(self, index: Sequence[int] | np.ndarray) -> PackedRow:
-        if not len(index):
-            nothing = np.zeros((0, self.row_length), np.int32)
-            return PackedRow(np.zeros((0, self.row_length + 1), np.int32), nothing, nothing)
-        rows = [shard[numbers] for shard, numbers in self._locate(index)]
-        order = self._order(index)
-        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
+    def _counts(self) -> Iterable[ShardSize]:
+        return self.sizes.values()
 
-    def loss_mask_at(self, index: Sequence[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
-        """Loss mask of the rows with these indices."""
-        if not len(index):
-            return np.zeros((0, self.row_length), bool)
-        masks = [shard.loss_mask_at(numbers) for shard, numbers in self._locate(index)]
-        return np.concatenate(masks)[self._order(index)]
-
-    def _locate(self, index: Sequence[int] | np.ndarray) -> list[tuple[PackedRows, np.ndarray]]:
-        """(shard, row numbers in it) for each shard of the rows, in the order of the stream."""
-        positions = np.sort(np.asarray(index, np.int64), kind="stable")
+    def _locate(self, index: Sequence[int] | np.ndarray) -> Located:
+        positions = np.asarray(index, np.int64)
+        order = np.argsort(np.argsort(positions, kind="stable"), kind="stable")
+        if not len(positions):
+            return [(self._empty, positions)], order
+        positions = np.sort(positions, kind="stable")
         while not self._ends or self._ends[-1] <= positions[-1]:
             self._add_end()
         places = np.searchsorted(self._ends, positions, side="right")
@@ -134,16 +106,11 @@ class StreamedRows:
         for place in np.unique(places).tolist():
             begin = self._ends[place - 1] if place else 0
             epoch, name = self._epoch_and_name(place)
-            order = permutation(self._ends[place] - begin, self._seed, epoch, name)
-            located.append((self._shard(place), order[positions[places == place] - begin]))
+            numbers = permutation(self._ends[place] - begin, self._seed, epoch, name)
+            located.append((self._shard(place), numbers[positions[places == place] - begin]))
         for place in [place for place in self._shards if place < places[0]]:
             del self._shards[place]
-        return located
-
-    @staticmethod
-    def _order(index: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Order that restores the index from sorted positions."""
-        return np.argsort(np.argsort(np.asarray(index), kind="stable"), kind="stable")
+        return located, order
 
     def _epoch_and_name(self, place: int) -> tuple[int, str]:
         epoch, number = divmod(place, len(self._names))
@@ -152,19 +119,15 @@ class StreamedRows:
     def _add_end(self) -> None:
         """Add the end of one more shard in the stream."""
         place = len(self._ends)
-        end = (self._ends[-1] if place else 0) + self._size(place).num_rows
-        self._ends.append(end)
-        if place + 1 == len(self._names) and not end:
-            raise ValueError(f"None of the {len(self._names)} files has a row of text.")
-
-    def _size(self, place: int) -> ShardSize:
         _, name = self._epoch_and_name(place)
         if name not in self.sizes:
             rows = self._shard(place)
-            self.sizes[name] = ShardSize(
-                len(rows), rows.num_documents, rows.num_bytes, rows.num_targets
-            )
-        return self.sizes[name]
+            counts = rows.num_documents, rows.num_bytes, rows.num_targets
+            self.sizes[name] = ShardSize(len(rows), *counts)
+        end = (self._ends[-1] if place else 0) + self.sizes[name].num_rows
+        self._ends.append(end)
+        if place + 1 == len(self._names) and not end:
+            raise ValueError(f"None of the {len(self._names)} files has a row of text.")
 
     def _shard(self, place: int) -> PackedRows:
         try:

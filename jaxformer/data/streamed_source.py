@@ -10,40 +10,41 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus import (
     AnyDocument,
     CorpusSize,
     Documents,
-    Instructions,
     NoTextError,
     Packed,
-    SourceFiles,
     TextFiles,
     documents,
-    source_keys,
 )
-from jaxformer.data.corpus_cache import PartName, describe_differences
+from jaxformer.data.corpus_cache import PartName, SplitSource, check_recorded
+from jaxformer.data.instructions import Instructions
 from jaxformer.data.mixed_rows import AnyRows
 from jaxformer.data.packing import FORMAT_VERSION, METADATA, pack
 from jaxformer.data.rows import PackedRows, empty_rows
-from jaxformer.data.splits import Split, split
 from jaxformer.data.stores import StoreFile, download, fetch_files, is_store, list_store
 from jaxformer.data.streamed_rows import ShardSize, StreamedRows
 from jaxformer.data.temporary_folders import delete_unused, temporary_folder, use_folder
+from jaxformer.data.tokenization import Progress
 from jaxformer.data.tokenized_source import (
     PART_NAME,
     TOKEN_SUFFIXES,
     TokenizedSource,
+    open_parts,
     part_name,
     sorted_parts,
+    with_bytes,
 )
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
-from jaxformer.data.tokenizers import Tokenizer, bos_token_id
+from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import json_digest
 
+T = TypeVar("T")
 MIN_SHARD_BYTES = 1 << 26  # smaller files are read together
 
 
@@ -54,6 +55,7 @@ class ShardedSource:
         source: The source.
         names: Names of the shards.
         first: Name of the shard with the held-out text.
+        key: Digest of all that determines the held-out text and that of the tokenizer.
         num_files: Number of files.
         num_bytes: Bytes of all files, compressed ones as they are.
     """
@@ -64,6 +66,7 @@ class ShardedSource:
         shards: Mapping[str, list[StoreFile]],
         *,
         folder: Path,
+        template: ChatTemplate | None = None,
         seed: int = 0,
         held_out: float = 0.05,
         max_bytes: int | None = None,
@@ -76,6 +79,7 @@ class ShardedSource:
             source: The source.
             shards: Files of each shard.
             folder: Folder of caches.
+            template: Chat template, for instructions.
             seed: Random seed of the order of shards and rows.
             held_out: Fraction of the text to hold out: of the size of all files, but at most half
                 of the shard that it is taken of.
@@ -87,72 +91,75 @@ class ShardedSource:
         Raises:
             ValueError: A file has changed since the run began.
         """
-        self._files, self._seed = shards, seed
+        self._files, self._template, self._seed = shards, template, seed
         self.source: Any = source  # of the types that a subclass takes
         self._folder, self._buffer_bytes = folder.absolute(), buffer_bytes
         self.names = tuple(shards)
         self._versions = {x.name: x.version for files in shards.values() for x in files}
-        known: Mapping[str, Any] = {"files": self._versions, "sizes": {}}
-        if recorded is not None:
-            known = recorded if "files" in recorded else {"files": recorded, "sizes": {}}
-        if self._versions != known["files"]:
-            raise ValueError(
-                f"The text of {source.path} is not that of the run: "
-                f"{describe_differences(known['files'], self._versions)}. Restore it, or start a "
-                "new run."
-            )
-        self._sizes = {name: ShardSize(*size) for name, size in known["sizes"].items()}
+        known = recorded or {"files": self._versions}
+        check_recorded(source.path, known.get("files", known), self._versions)
+        self._sizes = {name: ShardSize(*size) for name, size in known.get("sizes", {}).items()}
         sizes = {name: sum(x.size or 0 for x in files) for name, files in shards.items()}
         self.num_files, self.num_bytes = len(self._versions), sum(sizes.values())
         large = [name for name, size in sizes.items() if size >= self.num_bytes / len(sizes)]
         self.first = min(large, key=lambda name: hashlib.sha256(name.encode()).digest())
         share = max(held_out, min(0.5, held_out * len(self.names)))
         self._share: dict[str, Any] = {"held_out": share, "max_bytes": max_bytes}
+        self.key = json_digest([self.shard_key(self.first), self._share])
 
     @property
     def record(self) -> dict[str, Any]:
         """Version of each file, and the sizes of the shards that have been read."""
         return {"files": self._versions, "sizes": dict(self._sizes)}
 
-    @cached_property
-    def key(self) -> str:
-        """Digest of all that determines the held-out text and that of the tokenizer."""
-        return json_digest([self.shard_key(self.first), self._share])
-
     def shard_key(self, name: str) -> str:
         """Digest of all that determines the text of a shard."""
         options = {k: x for k, x in asdict(self.source).items() if k != "suffixes"}
         kind, files = type(self.source).__name__, self._files[name]
-        return json_digest([FORMAT_VERSION, kind, options, [(x.name, x.version) for x in files]])
+        key = json_digest([FORMAT_VERSION, kind, options, [(x.name, x.version) for x in files]])
+        return key if self._template is None else json_digest([key, self._template.key])
 
-    def _stream(
-        self, tokenizer: Tokenizer, row_length: int, open_shard: Callable[[str], PackedRows]
-    ) -> StreamedRows:
+    def lazy(self, part: PartName) -> Documents:
+        """The documents of a part of the shard with the held-out text."""
+        return self._first_shard.lazy(part)
+
+    def pack(
+        self, part: PartName, tokenizer: Tokenizer, *, row_length: int, on_progress: Progress = None
+    ) -> AnyRows:
+        """A stream for training, or the rows of the held-out text; see `AnySource`."""
+        if part == "held_out":
+            return self._first_shard.pack(
+                part, tokenizer, row_length=row_length, on_progress=on_progress
+            )
         keys = [self.shard_key(name) for name in self.names]
         return StreamedRows(
             self.names,
-            open_shard,
+            partial(self._open_rows, tokenizer, row_length),
             seed=self._seed,
             sizes=self._sizes,
             digest=json_digest([self.key, keys, tokenizer.to_json(), row_length]),
-            row_length=row_length,
-            end_of_text=tokenizer.end_of_text,
-            bos_token_id=bos_token_id(tokenizer),
+            empty=empty_rows(tokenizer, row_length),
         )
 
-    @contextlib.contextmanager
-    def _shard_folder(self, key: str) -> Iterator[tuple[Path, list[Any]]]:
-        """Folder of a shard in the buffer, which is not deleted while something is in the list."""
-        folder, users = self._folder / "shards" / json_digest(key)[:32], list[Any]()
-        lock = use_folder(folder)
-        try:
-            yield folder, users
-        finally:
-            if lock is not None and users:
-                weakref.finalize(users[0], lock.close)
-            elif lock is not None:
-                lock.close()
+    @property
+    def _first_shard(self) -> SplitSource | TokenizedSource:
+        """The shard with the held-out text."""
+        raise NotImplementedError
+
+    def _open_rows(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
+        """The rows of a shard to train on."""
+        raise NotImplementedError
+
+    def _open_in_buffer(self, key: str, open_folder: Callable[[Path], T]) -> T:
+        """Open the folder of a shard, which is not deleted while what was opened is used."""
+        folder = self._folder / "shards" / json_digest(key)[:32]
+        with contextlib.ExitStack() as locks:
+            with contextlib.suppress(OSError):  # a disk that cannot be written is read
+                locks.enter_context(use_folder(folder))
+            opened = open_folder(folder)
+            weakref.finalize(opened, locks.pop_all().close)
         self._delete_oldest(folder.parent)
+        return opened
 
     def _delete_oldest(self, folder: Path) -> None:
         """Delete the oldest shards that exceed the buffer and that no process uses."""
@@ -175,18 +182,11 @@ class StreamedSource(ShardedSource):
     of the names chooses among those of more than average size.
     """
 
-    def __init__(
-        self,
-        source: TextFiles | Instructions,
-        *,
-        template: ChatTemplate | None = None,
-        **options: Any,
-    ):
+    def __init__(self, source: TextFiles | Instructions, **options: Any):
         """List the files.
 
         Args:
             source: The source.
-            template: Chat template, for instructions.
             **options: Folder of caches and others, see `ShardedSource`.
 
         Raises:
@@ -194,63 +194,15 @@ class StreamedSource(ShardedSource):
                 be read.
             ImportError: The filesystem of this store is not installed.
         """
-        suffixes, self._keys = source_keys(source)
-        super().__init__(source, _group(list_store(source.path, suffixes)), **options)
-        self._template = template
+        super().__init__(source, _group(list_store(source.path, source.suffixes)), **options)
         self._lock, self._first_files = threading.Lock(), dict[str, Path]()
         self._closing = contextlib.ExitStack()
         weakref.finalize(self, self._closing.close)
 
-    def shard_key(self, name: str) -> str:
-        """Digest of all that determines the documents of a file."""
-        key = super().shard_key(name)
-        return key if self._template is None else json_digest([key, self._template.key])
-
     @cached_property
-    def split(self) -> Split:
-        """Training and held-out documents of the file with the held-out text."""
-        return split(self.documents(self.first), **self._share)
-
-    def lazy(self, part: PartName) -> Documents:
-        """The documents of `split`; the file is read when they are iterated over."""
-
-        def read() -> Iterator[AnyDocument]:
-            yield from getattr(self.split, part)
-
-        return Documents(read, lambda: getattr(self.split, part).size())
-
-    def pack(
-        self,
-        part: PartName,
-        tokenizer: Tokenizer,
-        *,
-        row_length: int,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> AnyRows:
-        """The rows of a part: a stream for training, packed rows of the held-out text.
-
-        Args:
-            part: The part.
-            tokenizer: Tokenizer.
-            row_length: Inputs of a row.
-            on_progress: As in `pack`, for the held-out text.
-
-        Returns:
-            The rows.
-
-        Raises:
-            ValueError: A text cannot be read or encoded; for the stream when it is read.
-        """
-        if part == "train":
-            return self._stream(tokenizer, row_length, partial(self._open, tokenizer, row_length))
-        return pack(
-            self.lazy(part),
-            tokenizer,
-            row_length=row_length,
-            folder=self._folder,
-            key=f"{self.key} {part}",
-            on_progress=on_progress,
-        )
+    def _first_shard(self) -> SplitSource:
+        texts = self.documents(self.first)
+        return SplitSource(texts, self.key, folder=self._folder, share=self._share)
 
     def documents(self, name: str) -> Documents:
         """The documents of a shard, which is downloaded when they are iterated over."""
@@ -258,8 +210,7 @@ class StreamedSource(ShardedSource):
 
         def read() -> Iterator[AnyDocument]:
             with self._local_files(name) as paths:
-                source_files = SourceFiles(next(iter(paths.values())).parent, self._keys, paths)
-                texts = documents(self.source, template=self._template, files=source_files)
+                texts = documents(self.source, template=self._template, files=paths)
                 try:
                     for document in texts:
                         check_main_thread()
@@ -275,19 +226,19 @@ class StreamedSource(ShardedSource):
         size = CorpusSize(1, isinstance(self.source, Instructions), num_bytes)
         return Documents(read, None if is_first else lambda: size)
 
-    def _open(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
+    def _open_rows(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
         """Tokenize a shard, or open its rows; of the first one without the held-out text."""
+        key, texts = self.shard_key(name), self.documents(name)
         if name == self.first:
             key, texts = f"{self.key} train", self.lazy("train")
-        else:
-            key, texts = self.shard_key(name), self.documents(name)
-        with self._shard_folder(key) as (folder, users):
+
+        def open_folder(folder: Path) -> PackedRows:
             try:
-                rows = pack(texts, tokenizer, row_length=row_length, folder=folder, key=key)
+                return pack(texts, tokenizer, row_length=row_length, folder=folder, key=key)
             except NoTextError:
-                rows = empty_rows(tokenizer, row_length)
-            users.append(rows)
-        return rows
+                return empty_rows(tokenizer, row_length)
+
+        return self._open_in_buffer(key, open_folder)
 
     @contextlib.contextmanager
     def _local_files(self, name: str) -> Iterator[dict[str, Path]]:
@@ -335,85 +286,50 @@ class StreamedTokens(ShardedSource):
         super().__init__(source, list_token_shards(source.path), **options)
         self._tokenizer = tokenizer
 
-    def lazy(self, part: PartName) -> Documents:
-        """The documents of a part of the shard with the held-out text, decoded."""
+    @cached_property
+    def _first_shard(self) -> TokenizedSource:
+        def open_source(source: Packed, folder: Path) -> TokenizedSource:
+            return TokenizedSource(source, self._tokenizer, folder=folder, **self._share)
 
-        def read() -> Iterator[AnyDocument]:
-            yield from self._open(self.first).lazy(part)
+        return self._open(self.first, open_source)
 
-        return Documents(read)
-
-    def pack(
-        self,
-        part: PartName,
-        tokenizer: Tokenizer,
-        *,
-        row_length: int,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> AnyRows:
-        """The rows of a part: a stream for training, packed rows of the held-out tokens.
-
-        Args:
-            part: The part.
-            tokenizer: The tokenizer of the text.
-            row_length: Inputs of a row.
-            on_progress: Not called.
-
-        Returns:
-            The rows.
-
-        Raises:
-            ValueError: A shard is damaged or of another tokenizer; for the stream when it is read.
-        """
-        if part == "held_out":
-            return self._open(self.first).pack(part, tokenizer, row_length=row_length)
-
-        def open_rows(name: str) -> PackedRows:
-            shard = self._open(name)
-            if name == self.first:
-                rows = shard.pack(part, tokenizer, row_length=row_length)
-                assert isinstance(rows, PackedRows)  # of one part
-            else:
-                rows = replace(shard.rows, row_length=row_length)
-                if not shard.counts_bytes:
-                    num_bytes = round(self._bytes_per_token * rows.num_targets)
-                    rows = replace(rows, num_bytes=num_bytes)
-            weakref.finalize(rows, lambda shard: None, shard)  # which locks its folder
+    def _open_rows(self, tokenizer: Tokenizer, row_length: int, name: str) -> PackedRows:
+        if name == self.first:
+            rows = self._first_shard.pack("train", tokenizer, row_length=row_length)
+            assert isinstance(rows, PackedRows)  # of one part
             return rows
 
-        return self._stream(tokenizer, row_length, open_rows)
+        def open_rows(source: Packed, folder: Path) -> PackedRows:
+            (rows,) = open_parts(source, tokenizer, folder).values()
+            rows = with_bytes(rows, self._first_shard.bytes_per_token)
+            return replace(rows, row_length=row_length)
 
-    @cached_property
-    def _bytes_per_token(self) -> float:
-        """Bytes per token of the held-out text, for tokens of other programs."""
-        return self._open(self.first).bytes_per_token()
+        return self._open(name, open_rows)
 
-    def _open(self, name: str) -> TokenizedSource:
+    def _open(self, name: str, open_source: Callable[[Packed, Path], T]) -> T:
         """Download a shard, unless it is in the buffer, and again if it is damaged there."""
-        with self._shard_folder(self.shard_key(name)) as (folder, users):
-            final = folder / "tokens"
-            if final.exists():
+
+        def open_folder(folder: Path) -> T:
+            tokens = folder / "tokens"
+            source = replace(self.source, path=str(tokens))
+            if tokens.exists():
                 try:
-                    return self._open_local(folder, users)
+                    return open_source(source, folder)
                 except ValueError:
-                    shutil.rmtree(final, ignore_errors=True)
-            with temporary_folder(final) as temporary:
+                    shutil.rmtree(tokens, ignore_errors=True)
+            with temporary_folder(tokens) as temporary:
                 for file in self._files[name]:
                     path = temporary / _local_name(file.name)
                     path.parent.mkdir(exist_ok=True)
                     download(file, path, check_main_thread)
                 with contextlib.suppress(OSError):  # another process was faster
-                    os.rename(temporary, final)
+                    os.rename(temporary, tokens)
             try:
-                return self._open_local(folder, users)
+                return open_source(source, folder)
             except ValueError as error:
                 raise ValueError(f"{self.source.path}, {name}: {error}") from error
 
-    def _open_local(self, folder: Path, users: list[Any]) -> TokenizedSource:
-        source = replace(self.source, path=str(folder / "tokens"))
-        opened = TokenizedSource(source, self._tokenizer, folder=folder, **self._share)
-        users.append(opened)
-        return opened
+        return self._open_in_buffer(self.shard_key(name), open_folder)
 
 
 def _group(files: Mapping[str, StoreFile]) -> dict[str, list[StoreFile]]:

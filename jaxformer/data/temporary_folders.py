@@ -19,50 +19,25 @@ LOCK = "lock"  # in a folder that is in use
 @contextlib.contextmanager
 def temporary_folder(final: Path) -> Iterator[Path]:
     """Folder beside `final`, which is deleted at the end, as are those of killed processes."""
-    _delete_abandoned(final)
-    temporary, lock = _locked_folder(final)
+    for folder in final.parent.glob(f".{final.name}.*"):
+        if fcntl is not None and (folder / LOCK).exists():
+            delete_unused(folder)
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     try:
-        with lock:
+        with use_folder(temporary):
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _locked_folder(final: Path) -> tuple[Path, IO[str]]:
-    while True:
-        temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-        temporary.mkdir(parents=True)
-        lock = open(temporary / LOCK, "w")  # noqa: SIM115
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if (temporary / LOCK).exists():
-            return temporary, lock
-        lock.close()  # another process took it for abandoned before it was locked
-
-
-def _delete_abandoned(final: Path) -> None:
-    """Delete the folders of killed processes; one that runs has locked its folder."""
-    for temporary in final.parent.glob(f".{final.name}.*"):
-        with contextlib.suppress(OSError), open(temporary / LOCK) as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(temporary, ignore_errors=True)
-
-
-def use_folder(folder: Path) -> IO[str] | None:
-    """Create a folder and lock it against `delete_unused`, until the file is closed.
-
-    Returns:
-        The lock; None on a disk that cannot be written, where nothing is deleted either.
-    """
+def use_folder(folder: Path) -> IO[str]:
+    """Create a folder and lock it against `delete_unused`, until the returned file is closed."""
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = open(folder / LOCK, "w")  # noqa: SIM115
         except FileNotFoundError:  # deleted meanwhile
             continue
-        except OSError:
-            return None
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
         if (folder / LOCK).exists():

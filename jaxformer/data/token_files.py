@@ -4,14 +4,14 @@ They are read from where they lie. An index of each (where documents start, dige
 is cached by its SHA-256. Documents end where the end of text stands.
 """
 
-import hashlib
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.data.checked_files import BLOCK_BYTES, DIGEST_BYTES, CheckedFile
+from jaxformer.checks import require
+from jaxformer.data.cached_files import cached_arrays
+from jaxformer.data.checked_files import BLOCK_BYTES, CheckedFile, block_digests
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.tokenization import smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
@@ -66,8 +66,7 @@ def describe_token_file(path: Path) -> TokenFile:
             f"{path} has {size} bytes; {num_tokens:g} tokens of {np.dtype(file.dtype)} are "
             f"{expected:g}. It is cut off, or has another form."
         )
-    if num_tokens < 2:
-        raise ValueError(f"{path} has {num_tokens:g} tokens; it needs two or more.")
+    require(num_tokens >= 2, f"{path} has {num_tokens:g} tokens; it needs two or more.")
     return file
 
 
@@ -84,13 +83,12 @@ def _read_megatron_index(path: Path) -> tuple[str, int]:
         )
     (count,) = np.frombuffer(data[18:26], "<u8")
     lengths = np.frombuffer(data[34 : 34 + 4 * int(count)], "<i4")
-    if len(lengths) != count:
-        raise ValueError(f"{path} is cut off: it has {len(lengths)} of {count} lengths.")
+    require(len(lengths) == count, f"{path} is cut off: it has {len(lengths)} of {count} lengths.")
     return MEGATRON_DTYPES[code], int(lengths.sum(dtype=np.int64))
 
 
 def convert_parquet(path: Path, field: str, tokenizer: Tokenizer, target: Path) -> TokenFile:
-    """Copy a column of token ids to a ``.bin`` file, with an end of text after each document.
+    """Copy a column of token ids to a ``.bin`` file once, with an end of text after each document.
 
     Args:
         path: Parquet file.
@@ -105,10 +103,12 @@ def convert_parquet(path: Path, field: str, tokenizer: Tokenizer, target: Path) 
         ValueError: There is no such column, or an id is not in the vocabulary.
         ImportError: ``pyarrow`` is not installed.
     """
+    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
+    if target.exists():
+        return TokenFile(target, dtype.str)
     table = import_extra("pyarrow.parquet").ParquetFile(path)
     if field not in (names := table.schema_arrow.names):
         raise ValueError(f"{path} has no column {field!r}; it has {', '.join(names)}.")
-    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with open(partial, "wb") as file:
@@ -148,15 +148,8 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
     """
     identity = [sha256, file.dtype, file.offset, tokenizer.end_of_text, tokenizer.vocab_size]
     path = cache / "token_files" / f"{json_digest(identity)[:32]}.npz"
-    try:
-        with np.load(path) as saved:
-            starts, digests = saved["starts"], saved["digests"].tobytes()
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        starts, digests = _index(file, tokenizer)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial.npz")
-        np.savez(partial, starts=starts, digests=np.frombuffer(digests, np.uint8))
-        partial.replace(path)
+    index = cached_arrays(path, ("starts", "digests"), lambda: _index(file, tokenizer))
+    starts, digests = index["starts"], index["digests"].tobytes()
     tokens = CheckedFile(file.path, file.dtype, digests, offset=file.offset)
     return PackedRows(
         tokens=tokens,
@@ -174,7 +167,7 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
     )
 
 
-def _index(file: TokenFile, tokenizer: Tokenizer) -> tuple[np.ndarray, bytes]:
+def _index(file: TokenFile, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Where documents start, and the digests of the blocks."""
     numbers = np.memmap(file.path, file.dtype, mode="r", offset=file.offset)
     starts = [np.zeros(int(numbers[0] != tokenizer.end_of_text), np.int64)]
@@ -183,7 +176,5 @@ def _index(file: TokenFile, tokenizer: Tokenizer) -> tuple[np.ndarray, bytes]:
         _check_largest(file.path, ids, tokenizer)
         starts.append(first + np.flatnonzero(ids == tokenizer.end_of_text))
     places = np.concatenate(starts)
-    data, digests = numbers.view(np.uint8), bytearray()
-    for begin in range(0, len(data), BLOCK_BYTES):
-        digests += hashlib.sha256(data[begin : begin + BLOCK_BYTES].data).digest()[:DIGEST_BYTES]
-    return places[places < len(numbers) - 1], bytes(digests)
+    digests = np.frombuffer(block_digests(file.path, offset=file.offset), np.uint8)
+    return {"starts": places[places < len(numbers) - 1], "digests": digests}

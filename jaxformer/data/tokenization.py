@@ -1,25 +1,25 @@
 """Tokenizes documents in parts that are cached on disk, so that an interrupted run continues."""
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 import time
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt
 
+from jaxformer.data.cached_files import cached_arrays
 from jaxformer.data.chat_templates import ChatTemplate, Message, Spans
-from jaxformer.data.corpus import AnyDocument, Document, Instruction
+from jaxformer.data.corpus import AnyDocument, Document
+from jaxformer.data.instructions import Instruction
 from jaxformer.data.tokenizers import BPETokenizer, Tokenizer, special_ids
 
 CHARACTERS_PER_PART = 1 << 22
 PROGRESS_SECONDS = 10  # between progress lines
+Progress: TypeAlias = Callable[[int, int], None] | None  # of the bytes so far and in total
 
 
 class TokenizationProgress:
@@ -60,6 +60,12 @@ class TokenizedPart(NamedTuple):
     prepend_end_of_text: Bool[np.ndarray, " D"]
     num_bytes: int
 
+    def documents(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, bool]]:
+        """Tokens, loss mask and sizes of each document; whether an end of text precedes it."""
+        ends = np.cumsum(self.lengths)[:-1]
+        arrays = (np.split(x, ends) for x in (self.tokens, self.loss_mask, self.sizes))
+        return zip(*arrays, self.prepend_end_of_text.tolist(), strict=True)
+
 
 def tokenize_documents(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, folder: Path
@@ -81,18 +87,8 @@ def tokenize_documents(
     for number, group in enumerate(_group_documents(documents)):
         # A text may have changed since the part was written.
         path = folder / f"{number}-{documents_digest(group)[:16]}.npz"
-        try:
-            with np.load(path) as saved:
-                part = TokenizedPart(**saved)
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-            part = _tokenize_group(group, tokenizer)
-            # Another process with the same documents may have finished and removed the folder.
-            with contextlib.suppress(FileNotFoundError):
-                folder.mkdir(parents=True, exist_ok=True)
-                partial = folder / f".{number}.{secrets.token_hex(8)}.npz"
-                np.savez(partial, **part._asdict())
-                os.replace(partial, path)
-        yield part
+        make = partial(_tokenize_group, group, tokenizer)
+        yield TokenizedPart(**cached_arrays(path, TokenizedPart._fields, make))
 
 
 def documents_digest(documents: Iterable[AnyDocument]) -> str:
@@ -103,11 +99,8 @@ def documents_digest(documents: Iterable[AnyDocument]) -> str:
         # The length distinguishes two documents from their concatenation.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
-            span_info = [
-                document.prepend_end_of_text,
-                *((len(text), counts) for text, counts in document.spans),
-            ]
-            digest.update(json.dumps(span_info).encode())
+            lengths = [(len(text), counts) for text, counts in document.spans]
+            digest.update(json.dumps([document.prepend_end_of_text, *lengths]).encode())
     return digest.hexdigest()
 
 
@@ -124,8 +117,8 @@ def tokenize_document(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list
     Raises:
         ValueError: It cannot be encoded; the message has its name.
     """
-    part = _tokenize_group([document], tokenizer)
-    return part.tokens.tolist(), part.loss_mask.tolist()
+    arrays = _tokenize_group([document], tokenizer)
+    return arrays["tokens"].tolist(), arrays["loss_mask"].tolist()
 
 
 def loss_text(document: AnyDocument, tokenizer: Tokenizer) -> str:
@@ -211,7 +204,8 @@ class _Tokens(NamedTuple):
         return self.sizes * (self.counts & ~self.special)
 
 
-def _tokenize_group(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> TokenizedPart:
+def _tokenize_group(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Fields of `TokenizedPart`."""
     end, none = np.array([tokenizer.end_of_text]), np.zeros(1, np.int64)
     tokens, loss_masks, sizes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     lengths = list[int]()
@@ -220,26 +214,23 @@ def _tokenize_group(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> T
         loss_masks += spans.counts, np.array([_spans(document)[-1][1]])
         sizes += spans.loss_bytes, none
         lengths.append(len(spans.ids) + 1)
-    return TokenizedPart(
-        np.concatenate(tokens).astype(smallest_unsigned_dtype(tokenizer.vocab_size)),
-        np.concatenate(loss_masks),
-        np.concatenate(sizes),
-        np.array(lengths),
-        np.array([_starts_with_end_of_text(document) for document in documents]),
-        sum(len(document.text.encode()) for document in documents),
-    )
+    return {
+        "tokens": np.concatenate(tokens).astype(smallest_unsigned_dtype(tokenizer.vocab_size)),
+        "loss_mask": np.concatenate(loss_masks),
+        "sizes": np.concatenate(sizes),
+        "lengths": np.array(lengths),
+        "prepend_end_of_text": np.array([_starts_with_end_of_text(x) for x in documents]),
+        "num_bytes": sum(len(document.text.encode()) for document in documents),
+    }
 
 
 def _tokens(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:
     try:
         return _tokens_at_once(documents, tokenizer)
-    except ValueError:
-        for document in documents:
-            try:
-                _tokens_at_once([document], tokenizer)
-            except ValueError as error:
-                raise ValueError(f"{document.name}: {error}") from error
-        raise
+    except ValueError as error:
+        if len(documents) == 1:
+            raise ValueError(f"{documents[0].name}: {error}") from error
+    return [_tokens([document], tokenizer)[0] for document in documents]
 
 
 def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:

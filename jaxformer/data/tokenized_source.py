@@ -8,19 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxformer.data.cached_files import cached_json
 from jaxformer.data.corpus import AnyDocument, Document, Documents, Packed
-from jaxformer.data.corpus_cache import PartName, cached_json
+from jaxformer.data.corpus_cache import PartName
 from jaxformer.data.file_digests import file_digests
 from jaxformer.data.mixed_rows import AnyRows, ConcatenatedRows
 from jaxformer.data.packing import open_packed
 from jaxformer.data.rows import PackedRows
-from jaxformer.data.token_files import (
-    TokenFile,
-    convert_parquet,
-    describe_token_file,
-    open_token_file,
-)
-from jaxformer.data.tokenization import smallest_unsigned_dtype
+from jaxformer.data.token_files import convert_parquet, describe_token_file, open_token_file
+from jaxformer.data.tokenization import Progress
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import json_digest
 
@@ -36,7 +32,6 @@ class TokenizedSource:
         source: The source.
         record: Digest of each part, by its name.
         key: Digest of all that determines the rows of both parts.
-        counts_bytes: Whether the bytes of the text are known; not of other programs' tokens.
     """
 
     def __init__(
@@ -64,21 +59,8 @@ class TokenizedSource:
                 that of the run.
         """
         self.source, self._held_out, self._max_bytes = source, held_out, max_bytes
-        self._tokenizer, self._folder, self.counts_bytes = tokenizer, folder, True
-        files = token_files(Path(source.path))
-        if files:
-            self.counts_bytes = False
-            self._parts = dict(_open_files(files, source, tokenizer, folder))
-        else:
-            folders = part_folders(Path(source.path))
-            self._parts = {path.name: open_packed(path) for path in folders}
-        digest = json_digest(tokenizer.to_json())
-        for name, rows in self._parts.items():
-            if rows.tokenizer_digest != digest:
-                raise ValueError(
-                    f"{name} was tokenized by another tokenizer; pass the one with which "
-                    f"{source.path} was written, and no other part."
-                )
+        self._tokenizer, self._folder = tokenizer, folder
+        self._parts = open_parts(source, tokenizer, folder)
         self.record = {name: part.digest for name, part in self._parts.items()}
         if recorded is not None and self.record != recorded:
             raise ValueError(
@@ -88,47 +70,18 @@ class TokenizedSource:
         self.key = json_digest([held_out, max_bytes, self.record])
 
     def pack(
-        self,
-        part: PartName,
-        tokenizer: Tokenizer,
-        *,
-        row_length: int,
-        on_progress: Callable[[int, int], None] | None = None,
+        self, part: PartName, tokenizer: Tokenizer, *, row_length: int, on_progress: Progress = None
     ) -> AnyRows:
-        """The rows of a part.
-
-        Args:
-            part: The part.
-            tokenizer: The tokenizer of the text.
-            row_length: Inputs of a row.
-            on_progress: Not called.
-
-        Returns:
-            The rows.
-
-        Raises:
-            ValueError: A part has no document.
-        """
-        parts = [replace(rows, row_length=row_length) for rows in self._split[part]]
-        if not self.counts_bytes:
-            bytes_per_token = self.bytes_per_token()
-            parts = [replace(x, num_bytes=round(bytes_per_token * x.num_targets)) for x in parts]
+        """The rows of a part; see `AnySource`."""
+        parts = [with_bytes(rows, self.bytes_per_token) for rows in self._split[part]]
+        parts = [replace(rows, row_length=row_length) for rows in parts]
         return parts[0] if len(parts) == 1 else ConcatenatedRows(tuple(parts))
-
-    @property
-    def rows(self) -> PackedRows:
-        """All rows of a corpus of one part."""
-        (rows,) = self._parts.values()
-        return rows
 
     def bytes_per_token(self) -> float:
         """Bytes per token of the held-out text, which is decoded once."""
         tokens = sum(rows.num_targets for rows in self._split["held_out"])
-        texts = (document.text for document in self.lazy("held_out"))
-        return cached_json(
-            self._folder / "bytes_per_token" / f"{self.key[:32]}.json",
-            lambda: sum(len(text.encode()) for text in texts) / tokens,
-        )
+        sizes = (len(document.text.encode()) for document in self.lazy("held_out"))
+        return cached_json(self._folder / "bytes_per_token", self.key, lambda: sum(sizes) / tokens)
 
     def lazy(self, part: PartName) -> Documents:
         """The documents of a part, decoded."""
@@ -165,6 +118,42 @@ class TokenizedSource:
         return {"train": train, "held_out": held_out}
 
 
+def open_parts(source: Packed, tokenizer: Tokenizer, folder: Path) -> dict[str, PackedRows]:
+    """Rows of each part by its name; tokens of other programs are read once, for an index.
+
+    Args:
+        source: The source.
+        tokenizer: The tokenizer of the text.
+        folder: Folder of caches.
+
+    Returns:
+        The rows. Bytes of the text of other programs' tokens are not known: 0.
+
+    Raises:
+        ValueError: A part is missing, incomplete, damaged or of another tokenizer.
+    """
+    path = Path(source.path)
+    if files := token_files(path):
+        parts = dict(_open_files(files, source, tokenizer, folder))
+    else:
+        parts = {path.name: open_packed(path) for path in part_folders(path)}
+    digest = json_digest(tokenizer.to_json())
+    for name, rows in parts.items():
+        if rows.tokenizer_digest != digest:
+            raise ValueError(
+                f"{name} was tokenized by another tokenizer; pass the one with which {source.path} "
+                "was written, and no other part."
+            )
+    return parts
+
+
+def with_bytes(rows: PackedRows, bytes_per_token: Callable[[], float]) -> PackedRows:
+    """Rows with an estimate of the bytes of their text, if these are not known."""
+    if rows.num_bytes or not rows.num_targets:
+        return rows
+    return replace(rows, num_bytes=round(bytes_per_token() * rows.num_targets))
+
+
 def token_files(path: Path) -> list[Path]:
     """Token files of another program: a file, or those of a folder; none if it has other files."""
     if path.is_file():
@@ -182,10 +171,7 @@ def _open_files(
         if path.suffix == ".parquet":
             identity = [sha256, source.field, tokenizer.end_of_text, tokenizer.vocab_size]
             target = folder / "token_files" / f"{json_digest(identity)[:32]}.bin"
-            dtype = smallest_unsigned_dtype(tokenizer.vocab_size).str
-            file = TokenFile(target, dtype)
-            if not target.exists():
-                file = convert_parquet(path, source.field, tokenizer, target)
+            file = convert_parquet(path, source.field, tokenizer, target)
         else:
             file = describe_token_file(path)
         yield path.name, open_token_file(file, sha256, tokenizer, folder)

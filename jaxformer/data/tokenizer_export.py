@@ -37,16 +37,12 @@ def export_tokenizer(
     Raises:
         ValueError: The tokenizer has another type.
     """
-    eos_token = END_OF_TEXT
+    eos_token, end_id = END_OF_TEXT, tokenizer.end_of_text
     match tokenizer:
         case ByteTokenizer():
-            tokenizer_json = _tokenizer_json(_byte_level_parts(), eos_token, tokenizer.end_of_text)
-        case CharacterTokenizer():
-            tokenizer_json = _tokenizer_json(
-                _character_parts(json.loads(tokenizer.to_json())["alphabet"]),
-                eos_token,
-                tokenizer.end_of_text,
-            )
+            tokenizer_json = _tokenizer_json(_byte_level_parts(), eos_token, end_id)
+        case CharacterTokenizer(alphabet=alphabet):
+            tokenizer_json = _tokenizer_json(_character_parts(alphabet), eos_token, end_id)
         case BPETokenizer():
             saved = json.loads(tokenizer.to_json())
             tokenizer_json, eos_token = saved["tokenizer"], saved["end_of_text"]
@@ -56,7 +52,7 @@ def export_tokenizer(
                 "CharacterTokenizer and BPETokenizer can."
             )
     if add_bos and tokenizer_json["post_processor"] is None:
-        tokenizer_json["post_processor"] = _bos_post_processor(eos_token, tokenizer.end_of_text)
+        tokenizer_json["post_processor"] = _bos_post_processor(eos_token, end_id)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": eos_token,
@@ -87,31 +83,20 @@ def bytes_to_unicode() -> list[str]:
 
 def _byte_level_parts() -> dict[str, Any]:
     """tokenizer.json parts of a byte-level BPE without merges."""
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    options = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {"type": "ByteLevel", **options}
     vocab = {character: byte for byte, character in enumerate(bytes_to_unicode())}
-    return {
-        "pre_tokenizer": {**level, "use_regex": False},
-        "decoder": {**level, "use_regex": False},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    return {"pre_tokenizer": level, "decoder": level, "model": model}
 
 
 def _character_parts(alphabet: str) -> dict[str, Any]:
     """tokenizer.json parts of a character vocabulary; unknown characters are errors."""
-    return {
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"Regex": r"(?m:.)"},  # the dot includes line ends
-            "behavior": "Isolated",
-            "invert": False,
-        },
-        "decoder": {"type": "Fuse"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": {character: i for i, character in enumerate(alphabet)},
-            "unk_token": "",
-        },
-    }
+    pattern = {"Regex": r"(?m:.)"}  # the dot includes line ends
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    vocab = {character: i for i, character in enumerate(alphabet)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": ""}
+    return {"pre_tokenizer": split, "decoder": {"type": "Fuse"}, "model": model}
 
 
 def _tokenizer_json(parts: dict[str, Any], end: str, end_id: int) -> dict[str, Any]:
@@ -130,10 +115,8 @@ def _tokenizer_json(parts: dict[str, Any], end: str, end_id: int) -> dict[str, A
 
 def _bos_post_processor(end: str, end_id: int) -> dict[str, Any]:
     """Post-processor that prepends the end-of-text token, which acts as BOS."""
-    mark, first = (
-        {"SpecialToken": {"id": end, "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-    )
+    mark = {"SpecialToken": {"id": end, "type_id": 0}}
+    first = {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
         "single": [mark, first],

@@ -60,14 +60,11 @@ def max_vocab_size(config: TokenizerConfig) -> int | None:
         The number; of byte pair encoding, the maximum.
     """
     match config:
-        case ByteLevel():
-            return ByteTokenizer.vocab_size
         case BPE(vocab_size=vocab_size):
             return vocab_size
         case Characters():
             return None
-        case PretrainedTokenizer(path=path):
-            return load_tokenizer(path).vocab_size
+    return build_tokenizer(config, ()).vocab_size
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -124,10 +121,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{list(KNOWN_EOS_TOKENS)} is among the {len(names)} added tokens."
         )
     config = path.with_name(CONFIG)
-    tokenizer_config = {"split_special_tokens": False} | (
-        read_json(config) if config.is_file() else {}
-    )
-    split = get_field(tokenizer_config, "split_special_tokens", bool, location=config)
+    settings = read_json(config) if config.is_file() else {}
+    settings = {"split_special_tokens": False} | settings
+    split = get_field(settings, "split_special_tokens", bool, location=config)
     return _bpe_tokenizer(saved, eos_token, where=path, split_special_tokens=split)
 
 

@@ -134,7 +134,11 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """The characters of an alphabet, then the end of text."""
+    """The characters of an alphabet, then the end of text.
+
+    Attributes:
+        alphabet: The characters.
+    """
 
     def __init__(self, alphabet: str):
         """Number the characters.
@@ -151,7 +155,7 @@ class CharacterTokenizer:
                 "alphabet must have at least one character and no duplicates; got "
                 f"{len(alphabet)} characters, {len(self._ids)} of them distinct."
             )
-        self._alphabet = alphabet
+        self.alphabet = alphabet
         self.end_of_text = len(alphabet)
         self.vocab_size = len(alphabet) + 1
 
@@ -163,11 +167,11 @@ class CharacterTokenizer:
             character = error.args[0]
             position = text.index(character)
             line = text.count("\n", 0, position) + 1
-            more = "..." if len(self._alphabet) > 20 else ""
+            more = "..." if len(self.alphabet) > 20 else ""
             raise ValueError(
                 f"Character {character!a} (U+{ord(character):04X}) at {position}, in line {line} "
                 f"of the text, is not among the {len(self._ids)} of this tokenizer "
-                f"({self._alphabet[:20]!r}{more}); ByteLevel and BPE encode every character."
+                f"({self.alphabet[:20]!r}{more}); ByteLevel and BPE encode every character."
             ) from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -177,11 +181,11 @@ class CharacterTokenizer:
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Join characters."""
         text_ids = [i for i in _check_ids(ids, self.vocab_size) if i != self.end_of_text]
-        return "".join(self._alphabet[i] for i in text_ids)
+        return "".join(self.alphabet[i] for i in text_ids)
 
     def to_json(self) -> str:
         """JSON for `tokenizer_from_json`."""
-        return json.dumps({"type": "CharacterTokenizer", "alphabet": self._alphabet})
+        return json.dumps({"type": "CharacterTokenizer", "alphabet": self.alphabet})
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` into a folder, for `load_tokenizer`."""
@@ -362,12 +366,9 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
     BPE(vocab_size=vocab_size)
     hf = import_extra("tokenizers")
     backend = hf.Tokenizer(hf.models.BPE())
-    backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
-        [
-            hf.pre_tokenizers.Split(hf.Regex(SPLIT_PATTERN), "isolated"),
-            hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = hf.pre_tokenizers.Split(hf.Regex(SPLIT_PATTERN), "isolated")
+    to_bytes = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = hf.pre_tokenizers.Sequence([words, to_bytes])
     backend.decoder = hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxformer import data
-from jaxformer.data import corpus, corpus_cache, file_digests
+from jaxformer.data import cached_files, corpus, corpus_cache, file_digests
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters
 
 WORDS = [f"{n}: the quick brown fox jumps {n * n} times\n" for n in range(200)]
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_can_be_read(texts, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(file_digests, "write_checked_json", refused)
-    monkeypatch.setattr(corpus_cache, "write_checked_json", refused)
+    monkeypatch.setattr(cached_files, "write_checked_json", refused)
     os.utime(texts / "a.txt")
     assert start(texts) == first
 

@@ -580,5 +580,5 @@ def test_a_folder_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, mo
 
     monkeypatch.setattr(temporary_folders.fcntl, "flock", flock)
     with temporary_folders.temporary_folder(tmp_path / "new") as folder:
-        assert [*tmp_path.iterdir()] == [folder] != deleted
+        assert [*tmp_path.iterdir()] == [folder] == deleted and (folder / "lock").exists()
     assert [*tmp_path.iterdir()] == []

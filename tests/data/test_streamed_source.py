@@ -204,14 +204,14 @@ def test_a_permutation_is_the_same_everywhere():
 def test_the_end_of_a_process_does_not_wait_for_a_file():
     program = (
         "import time\n"
-        "from jaxformer.data import streamed_rows, streamed_source\n"
+        "from jaxformer.data import ByteTokenizer, rows, streamed_rows, streamed_source\n"
         "def work(name):\n"
         "    while True:\n"
         "        streamed_source.check_main_thread()\n"
         "        time.sleep(0.1)\n"
-        "rows = streamed_rows.StreamedRows(['a'], work, seed=0, sizes={}, digest='',"
-        " row_length=1, end_of_text=0, bos_token_id=None)\n"
-        "rows._open_in_thread('a')\n"
+        "stream = streamed_rows.StreamedRows(['a'], work, seed=0, sizes={}, digest='',"
+        " empty=rows.empty_rows(ByteTokenizer(), 1))\n"
+        "stream._open_in_thread('a')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 

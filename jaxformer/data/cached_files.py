@@ -1,0 +1,58 @@
+"""Files of JSON and of arrays that are made once; a damaged one is made again."""
+
+import contextlib
+import os
+import secrets
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
+
+
+def cached_json(folder: Path, key: Any, make: Callable[[], Any]) -> Any:
+    """Content of a JSON file, made and written if it is missing or damaged.
+
+    Args:
+        folder: Folder of the file.
+        key: JSON of all that determines the content; its digest names the file.
+        make: Makes the content.
+    """
+    path = folder / f"{json_digest(key)[:32]}.json"
+    content = read_checked_json(path)
+    if content is None:
+        content = make()
+        write_checked_json(path, content)
+    return content
+
+
+def cached_arrays(
+    path: Path, names: Sequence[str], make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Arrays of an ``.npz`` file, made and written if it is missing or damaged.
+
+    Args:
+        path: The file.
+        names: Names of the arrays.
+        make: Makes the arrays.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with open(path, "rb") as file, np.load(file) as saved:
+            return {name: saved[name] for name in names}
+    arrays = make()
+    # Another process may have finished and removed the folder.
+    with contextlib.suppress(FileNotFoundError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.npz")
+        np.savez(partial, **arrays)
+        os.replace(partial, path)
+    return arrays
