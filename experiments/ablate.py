@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments.command_line import parse_args, readable_errors
 from experiments.studies.extra_metrics import EXTRA_METRICS, no_extra_metrics
-from experiments.studies.plots import plot_extra_metrics, plot_losses
+from experiments.studies.plots import write_report
 from experiments.studies.sizes import ablation_sizes
 from experiments.studies.study import Study, base_run, run_study
 from experiments.studies.tables import ablation_report
@@ -44,11 +44,9 @@ def main(study: Ablation) -> Path:
     variants = make_variants(study.axis, run, study.variants)
     measure = EXTRA_METRICS.get(study.axis, no_extra_metrics)
     output, results = run_study(study, f"ablate_{study.axis}", run, variants, measure)
-    text = ablation_report(study.axis, results)
-    (output / "table.md").write_text(text)
-    plot_losses(output / "plot.png", results, title=f"Ablation: {study.axis}")
-    plot_extra_metrics(output / "more.png", results, length=run.length)
-    print(f"\n{text}\nResults are in {output}.")
+    title, table = f"Ablation: {study.axis}", ablation_report(study.axis, results)
+    write_report(output, results, table, title=title, length=run.length)
+    print(f"\n{table}\nResults are in {output}.")
     return output
 
 

@@ -108,9 +108,8 @@ def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
         if (folder / "tokenizer.json").exists():
             new = PretrainedTokenizer(path=str(folder))
             run = dataclasses.replace(run, tokenizer=new)
-    if keeps_vocabulary or old == new or new is None or run.init is not None:
-        return run
-    if (size := max_vocab_size(new)) is None:
+    keeps_vocabulary = keeps_vocabulary or old == new or run.init is not None
+    if keeps_vocabulary or new is None or (size := max_vocab_size(new)) is None:
         return run
     vocab_size = -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=vocab_size))
@@ -132,7 +131,7 @@ def parse_args(
 
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
     """End the process at a flag of a field that does not exist, and list those that do."""
-    known = dict(_flagged(run))
+    known = {_flag(path): value for path, value, _ in fields_by_path(run)}
     for flag in (argument.partition("=")[0].replace("_", "-") for argument in arguments):
         above, _, name = flag.rpartition(".")
         if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
@@ -143,13 +142,20 @@ def check_flags(run: Any, arguments: Iterable[str]) -> None:
         exit_with_error(f"There is no flag {flag}. Pass {above} as one value, as in {whole}")
 
 
-def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
-    """Flags of a dataclass and of the dataclasses in it, with their values."""
-    for name, hint in typing.get_type_hints(type(value)).items():
-        own, at = getattr(value, name), path + name.replace("_", "-")
-        yield at, own
-        if _has_flags(own, hint):
-            yield from _flagged(own, f"{at}.")
+def fields_by_path(config: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted path, value and type of the fields of a dataclass, and of those whose are flags."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        yield f"{above}{name}", value, hint
+        if _has_flags(value, hint):
+            yield from fields_by_path(value, f"{above}{name}.")
+
+
+def with_field(config: Any, path: str, value: Any) -> Any:
+    """A dataclass with another value of the field at a dotted path."""
+    name, _, rest = path.partition(".")
+    changed = with_field(getattr(config, name), rest, value) if rest else value
+    return dataclasses.replace(config, **{name: changed})
 
 
 def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[str]]:
@@ -164,13 +170,17 @@ def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[s
     return changed
 
 
+def _flag(path: str) -> str:
+    return "--" + path.replace("_", "-")
+
+
 def _flag_tokens(path: str, value: Any) -> list[str]:
-    *parents, name = path.replace("_", "-").split(".")
     if isinstance(value, bool):
-        return ["--" + ".".join([*parents, name if value else f"no-{name}"])]
+        above, dot, name = path.rpartition(".")
+        return [_flag(path if value else f"{above}{dot}no-{name}")]
     values = value if isinstance(value, tuple) else (value,)
     texts = (str(v) if isinstance(v, str | Path) else _quoted(_short_repr(v)) for v in values)
-    return ["--" + ".".join([*parents, name]), *texts]
+    return [_flag(path), *texts]
 
 
 def _flag_value(flag: str, arguments: list[str]) -> str | None:
@@ -183,27 +193,21 @@ def _flag_value(flag: str, arguments: list[str]) -> str | None:
 
 
 def _choose_attention_type(
-    run: RunType, arguments: list[str], path: str = "--"
+    run: RunType, arguments: list[str]
 ) -> tuple[RunType, list[str], str | None]:
-    """Apply the attention type that the flags name; also return the other arguments."""
-    for name, hint in typing.get_type_hints(type(run)).items():
-        value, flag = getattr(run, name), path + name.replace("_", "-")
-        attention_flag = None
-        if hint == Attention:
-            attention_flag, other_arguments, remaining = flag, [], iter(arguments)
-            for argument in remaining:
-                argument_name, _, text = argument.partition("=")
-                if argument_name == flag:
-                    text = text or next(remaining, "nothing")
-                    value = _parse_choice(text, typing.get_args(Attention))
-                else:
-                    other_arguments.append(argument)
-            arguments = other_arguments
-        elif dataclasses.is_dataclass(value):
-            value, arguments, attention_flag = _choose_attention_type(value, arguments, f"{flag}.")
-        if attention_flag is not None:
-            return dataclasses.replace(run, **{name: value}), arguments, attention_flag  # type: ignore
-    return run, arguments, None
+    """Apply the attention type that a flag names; also return the other arguments and the flag."""
+    path = next((path for path, _, hint in fields_by_path(run) if hint == Attention), None)
+    if path is None:
+        return run, arguments, None
+    flag, other_arguments, remaining = _flag(path), list[str](), iter(arguments)
+    for argument in remaining:
+        name, _, text = argument.partition("=")
+        if name != flag:
+            other_arguments.append(argument)
+            continue
+        text = text or next(remaining, "nothing")
+        run = with_field(run, path, _parse_choice(text, typing.get_args(Attention)))
+    return run, other_arguments, flag
 
 
 @registry.primitive_rule

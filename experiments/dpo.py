@@ -13,43 +13,22 @@ Signals are handled as in `experiments.pretrain`.
 
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import run_from_checkpoint
 from experiments.pretrain import RUNS as PRETRAIN_RUNS
-from experiments.pretrain import check_length, with_epochs_as_steps
-from experiments.training.resume import (
-    goes_on,
-    load_resumed_run,
-    own_beginning,
-    with_fixed_schedule,
-)
-from experiments.training.run_config import (
-    EpochsConfig,
-    open_output_folder,
-    print_run,
-    setup_devices,
-)
-from experiments.training.trainer import (
-    Evaluation,
-    TrainData,
-    TrainSetup,
-    check_vocabulary,
-    make_train_setup,
-    train_run,
-)
+from experiments.pretrain import chat_template, template_file
+from experiments.training.program import run_program, train
+from experiments.training.run_config import EpochsConfig, check_rows
+from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
 from jaxformer import data
-from jaxformer.config import Decoder
 from jaxformer.json_files import json_digest
 from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch
-from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import DPO
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
-from jaxformer.training.progress import Progress
 from jaxformer.training.schedules import Cosine
 from jaxformer.training.train_step import make_log_likelihood_step
 
@@ -87,46 +66,15 @@ class Dpo(EpochsConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
-        longest = self.model.max_length
-        if longest is not None and self.length > longest:
-            raise ValueError(
-                f"length {self.length} is more than the {longest} learned positions of the model."
-            )
-        if not isinstance(self.model.topology, Decoder):
-            raise ValueError(f"DPO needs the topology Decoder; got {self.model.topology}.")
-
-    def files(self) -> dict[str, str]:
-        """The chat template of --chat-template, if it is set."""
-        template = chat_template(self) if self.chat_template is not None else None
-        return {} if template is None else {"chat_template.jinja": template.source}
+        check_rows(self, "DPO")
 
 
 def main(run: Dpo) -> Path:
     """Train and evaluate; returns the output folder."""
     if run.init is None or run.pairs is None:
         raise ValueError("DPO needs a model and pairs of answers: pass --init FOLDER --pairs FILE.")
-    setup_devices(run)
-    with open_output_folder(run) as output:
-        if not goes_on(run, output):
-            check_length(run, RUNS)
-        rerun_command = print_run(run, RUNS, run_from_checkpoint)
-        begun = own_beginning(run, output)
-        tokenizer = data.build_tokenizer(begun.tokenizer, ())
-        check_vocabulary(run.model, tokenizer.vocab_size, init=run.init)
-        setup = make_train_setup(run, output, length=run.length)
-        check_pairs_divide(run, num_batch_shards(setup.mesh.shape))
-        pairs = prepare_pairs(begun, tokenizer)
-        train, held_out = pairs.split(run.held_out)
-        print(f"Pairs: {len(train):,} to train on, {len(held_out):,} held out.", flush=True)
-        run = with_fixed_schedule(with_epochs_as_steps(run, 2 * len(train)), output)
-        result = train_run(run, setup, PreferenceData(run, pairs, tokenizer, setup))
-        if result is not None:
-            accuracy, margin = (result[1][f"final_held_out_{x}"] for x in ("accuracy", "margin"))
-            print(f"\nHeld-out pairs: accuracy {accuracy:.1%}, mean margin {margin:.4f}.")
-        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
-    return output
+    make_data = partial(PreferenceData, init=run.init)
+    return train(run, RUNS, make_data, length=run.length)
 
 
 def check_pairs_divide(run: Dpo, num_shards: int) -> None:
@@ -140,17 +88,11 @@ def check_pairs_divide(run: Dpo, num_shards: int) -> None:
         )
 
 
-def chat_template(run: Dpo) -> data.ChatTemplate | None:
-    """Chat template of the pairs, if the tokenizer has one."""
-    if isinstance(run.tokenizer, data.PretrainedTokenizer):
-        return data.load_chat_template(run.tokenizer.path, run.chat_template)
-    return None
-
-
-def prepare_pairs(run: Dpo, tokenizer: data.Tokenizer) -> data.Preferences:
+def prepare_pairs(
+    run: Dpo, tokenizer: data.Tokenizer, template: data.ChatTemplate | None
+) -> data.Preferences:
     """Read and tokenize the pairs, or open those of an earlier run."""
     assert run.pairs is not None
-    template = chat_template(run)
     if template is None:
         print(
             "Without a chat template, prompt and answer are joined as they are; for --chat, pass "
@@ -170,15 +112,18 @@ def prepare_pairs(run: Dpo, tokenizer: data.Tokenizer) -> data.Preferences:
 class PreferenceData(TrainData):
     """Pairs of answers to train on, and accuracy and margin of the held-out ones."""
 
-    def __init__(
-        self, run: Dpo, pairs: data.Preferences, tokenizer: data.Tokenizer, setup: TrainSetup
-    ):
-        """Prepare batches; `prepare` gives them the log-likelihoods of the reference."""
-        self._run, self._pairs, self._mesh = run, pairs, setup.mesh
-        self.tokenizer, self.sequence_length = tokenizer, run.length
-        self._file = setup.local_folder / REFERENCE_FILE
-        self._reference = np.zeros(len(pairs.tokens), np.float32)
+    def __init__(self, run: Dpo, setup: TrainSetup, *, init: str):
+        """Prepare pairs and batches; `prepare` adds what the reference, `init`, computes."""
+        self._init = init
+        check_pairs_divide(run, num_batch_shards(setup.mesh.shape))
+        self.tokenizer, self.sequence_length = data.build_tokenizer(run.tokenizer, ()), run.length
+        self._run, self._mesh, self._file = run, setup.mesh, setup.local_folder / REFERENCE_FILE
+        self._template = chat_template(run)
+        self._pairs = pairs = prepare_pairs(run, self.tokenizer, self._template)
         train, self._held_out = pairs.split(run.held_out)
+        print(f"Pairs: {len(train):,} to train on, {len(self._held_out):,} held out.", flush=True)
+        self.rows_per_epoch = 2 * len(train)
+        self._reference = np.zeros(len(pairs.tokens), np.float32)
         self._batches = data.PreferenceBatches(
             pairs, self._reference, train, num_pairs=run.batch_size // 2, seed=run.seed
         )
@@ -192,13 +137,17 @@ class PreferenceData(TrainData):
         """Digest of the pairs."""
         return {"data": {"pairs": self._pairs.digest}}
 
+    def files(self) -> dict[str, str]:
+        """The chat template of --chat-template, if it is set."""
+        return template_file(self._run, self._template)
+
     def prepare(self, step: int, params: Any) -> None:
         """Compute the log-likelihoods of the reference, or read those of a resumed run.
 
         Raises:
             ValueError: The folder of a resumed run has none of this model and these pairs.
         """
-        key, has_loss = json_digest([self._run.init, self._pairs.digest]), self._pairs.loss_mask
+        key, has_loss = json_digest([self._init, self._pairs.digest]), self._pairs.loss_mask
         if step == 0:
             self._reference[has_loss] = self._reference_of(params)
             if is_primary_process():
@@ -230,11 +179,9 @@ class PreferenceData(TrainData):
         sharded = put_batch(rows, self._mesh, self._run.batch_size)
         return np.asarray(self._log_likelihoods(params, sharded))
 
-    def evaluate(
-        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> Evaluation:
+    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
         """Loss, accuracy and margin of some held-out pairs; after the last step, of all."""
-        last, numbers, beta = step == self._run.steps, self._held_out, self._run.objective.beta
+        last, numbers, beta = step == recorder.run.steps, self._held_out, self._run.objective.beta
         if not last and self._run.evaluate_pairs < len(numbers):
             sample = np.linspace(0, len(numbers) - 1, self._run.evaluate_pairs)
             numbers = numbers[sample.astype(int)]
@@ -245,10 +192,16 @@ class PreferenceData(TrainData):
             "margin": margins.mean(),
         }
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-        progress.print(f"step {step:,}: {shown} of {len(numbers):,} held-out pairs")
+        recorder.progress.print(f"step {step:,}: {shown} of {len(numbers):,} held-out pairs")
         name = "final_held_out" if last else "held_out"
         metrics = {f"{name}_{x}": float(value) for x, value in means.items()}
         return Evaluation(metrics, loss=float(means["loss"]))
+
+    def report(self, result: TrainResult | None) -> None:
+        """Print accuracy and margin of the held-out pairs."""
+        if result is not None:
+            accuracy, margin = (result[1][f"final_held_out_{x}"] for x in ("accuracy", "margin"))
+            print(f"\nHeld-out pairs: accuracy {accuracy:.1%}, mean margin {margin:.4f}.")
 
     def _log_ratios(self, params: Any, numbers: np.ndarray) -> np.ndarray:
         """Log-ratio to the reference of each chosen answer, less that of the rejected one."""
@@ -278,5 +231,4 @@ RUNS = {
 }
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))
+    run_program(main, RUNS, __doc__)

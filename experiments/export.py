@@ -20,15 +20,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import (
-    TOKENIZER_FILES,
-    LoadedModel,
-    copy_files,
-    generation_ids,
-    load_model,
-)
+from experiments.load_model import LoadedModel, generation_ids, load_model
 from experiments.model_card import CARD_FILE, model_card
 from experiments.training.object_store import here
+from experiments.training.output_folder import TOKENIZER_FILES, copy_files
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop import load_config

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import pretrain
-from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import run_from_checkpoint
-from experiments.training.resume import load_resumed_run
+from experiments.training.program import run_program
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 
@@ -47,5 +45,4 @@ RUNS = {
 }
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))
+    run_program(main, RUNS, __doc__)

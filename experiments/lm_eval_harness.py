@@ -87,16 +87,9 @@ class LMEvalModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list:
         """Log-likelihood of whole texts in windows that overlap by one token."""
-        texts = [
-            list(
-                rolling_windows(
-                    [self.prefix_token_id, *self.tok_encode(request.args[0])],
-                    max_length=self._using.length,
-                    stride=self._using.length,
-                )
-            )
-            for request in requests
-        ]
+        size = self._using.length
+        tokens = ([self.prefix_token_id, *self.tok_encode(x.args[0])] for x in requests)
+        texts = [list(rolling_windows(ids, max_length=size, stride=size)) for ids in tokens]
         likelihoods = self._using.log_likelihoods(window for text in texts for window in text)
         return [sum(next(likelihoods).log_probability for _ in text) for text in texts]
 
@@ -105,13 +98,10 @@ class LMEvalModel(TemplateLM):
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, context: str, options: dict[str, Any]) -> str:
-        requested = next(
-            (options[n] for n in ("max_gen_toks", "max_new_tokens") if n in options), None
-        )
+        requested = options.get("max_gen_toks", options.get("max_new_tokens"))
         max_new_tokens = requested or DEFAULT_MAX_NEW_TOKENS
-        prompt = self._model.encode_prompt(context)[0][
-            -max(1, self._using.length - max_new_tokens) :
-        ]
+        num_kept = max(1, self._using.length - max_new_tokens)
+        prompt = self._model.encode_prompt(context)[0][-num_kept:]
         temperature = options.get("temperature") or 0.0
         sampler = Sample(temperature=temperature) if temperature > 0 else Greedy()
         text = generate(

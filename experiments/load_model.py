@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os.path import commonprefix
@@ -14,23 +13,16 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
-from experiments.training.resume import tokenizer_digest
-from experiments.training.run_config import RUN_FILE, AnyRunConfig, RunConfig
+from experiments.training.output_folder import RUN_FILE, tokenizer_digest
+from experiments.training.run_config import AnyRunConfig
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
 from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.json_files import read_json
-from jaxformer.parallel import abstract_parameters, check_divisible
+from jaxformer.parallel import abstract_parameters, broadcast_from_process_0, check_divisible
 from jaxformer.training.checkpoints import Checkpoints
-
-# Tokenizer files of a Hugging Face folder, which are copied unchanged.
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja"),
-)
-
 
 MAX_DEFAULT_LENGTH = 1024  # tokens of context, where an evaluation sets none
 
@@ -249,44 +241,6 @@ def config_of_description(saved: dict[str, Any], folder: Path) -> TransformerCon
     return from_json(TransformerConfig, json.dumps(saved["config"]))
 
 
-def write_beginning(run: RunConfig, tokenizer: data.Tokenizer, output: Path) -> None:
-    """Write the tokenizer of a run and copies of the JSON files of --init.
-
-    The output folder is then enough to resume, to generate and to export.
-    """
-    if isinstance(run.tokenizer, data.PretrainedTokenizer):
-        path = Path(run.tokenizer.path)
-        path = path if path.suffix == ".json" else path / "tokenizer.json"
-        copy_files(path.parent, output, *TOKENIZER_FILES)
-        shutil.copy(path, output / "tokenizer.json")
-    else:
-        tokenizer.save(output)
-    if (source := origin(run, tokenizer)) is not None:
-        copy_files(source, output, "config.json", "generation_config.json")
-    for name, content in run.files().items():
-        (output / name).write_text(content, encoding="utf-8")
-
-
-def origin(run: RunConfig, tokenizer: data.Tokenizer) -> Path | None:
-    """The folder of --init; None if it has another tokenizer than the run."""
-    if run.init is None:
-        return None
-    folder = fetch_folder(run.init)
-    known = (folder / "tokenizer.json").is_file()
-    return (
-        None
-        if known and tokenizer_digest(data.load_tokenizer(folder)) != tokenizer_digest(tokenizer)
-        else folder
-    )
-
-
-def copy_files(source: Path, folder: Path, *names: str) -> None:
-    """Copy the files of these names that exist."""
-    for name in names:
-        if (source / name).is_file():
-            shutil.copy(source / name, folder)
-
-
 def load_from_run(
     folder: Path,
     step: int | Literal["best"] | None,
@@ -377,7 +331,13 @@ def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
 
-def learned_stop(folder: Path | None, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+def shared_stop_tokens(output: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+    """Stop tokens of a run, by the copies in the output folder of process 0."""
+    return tuple(
+        json.loads(broadcast_from_process_0(lambda: json.dumps(learned_stop(output, tokenizer))))
+    )
+
+
+def learned_stop(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
     """Stop tokens of a run: those of the folder of --init, and the tokenizer's end of text."""
-    before = () if folder is None else stop_tokens(folder, tokenizer)
-    return tuple(dict.fromkeys((*before, tokenizer.end_of_text)))
+    return tuple(dict.fromkeys((*stop_tokens(folder, tokenizer), tokenizer.end_of_text)))

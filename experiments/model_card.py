@@ -5,7 +5,7 @@ from typing import Any
 
 import jaxformer
 from experiments.load_model import LoadedModel
-from experiments.training.run_config import RUN_FILE
+from experiments.training.output_folder import RUN_FILE
 from jaxformer import costs
 from jaxformer.config import Decoder
 from jaxformer.json_files import read_json

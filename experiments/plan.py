@@ -1,8 +1,8 @@
 """Estimate memory and time of a training step: python -m experiments.plan llama-3-70b."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import tyro
@@ -128,16 +128,9 @@ def make_workload(options: PlanArguments, config: TransformerConfig) -> Workload
     has_source = isinstance(config.topology, EncoderDecoder)
     if options.source_length is not None and not has_source:
         raise ValueError(f"{options.name} is not an encoder-decoder; leave out --source-length.")
-    return Workload(
-        batch_size=options.batch_size,
-        length=length,
-        source_length=(options.source_length or length) if has_source else 0,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        remat=options.remat,
-        dtype=options.dtype,
-        expert_capacity_factor=options.expert_capacity_factor,
-        optimizer=options.optimizer,
-    )
+    settings: Any = {field.name: getattr(options, field.name) for field in fields(Workload)}
+    settings["source_length"] = (options.source_length or length) if has_source else 0
+    return Workload(**settings | {"length": length})
 
 
 def choose_mesh_shape(

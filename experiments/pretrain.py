@@ -18,8 +18,7 @@ run at a time can use a folder.
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,44 +27,22 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import learned_stop, origin, run_from_checkpoint
+from experiments.load_model import shared_stop_tokens
+from experiments.models import muon_config, qwen3_like
+from experiments.training.output_folder import goes_on
 from experiments.training.plot import plot_run
-from experiments.training.resume import (
-    goes_on,
-    load_resumed_run,
-    own_beginning,
-    with_fixed_schedule,
-)
-from experiments.training.run_config import (
-    AnyEpochsConfig,
-    EpochsConfig,
-    check_uses,
-    open_output_folder,
-    print_run,
-    setup_devices,
-)
-from experiments.training.trainer import (
-    Evaluation,
-    TrainData,
-    TrainSetup,
-    check_vocabulary,
-    make_train_setup,
-    train_run,
-)
+from experiments.training.program import run_program, train
+from experiments.training.run_config import EpochsConfig, check_rows, check_uses
+from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
 from jaxformer import data
 from jaxformer import functional as F
-from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.generation import Sample, generate
 from jaxformer.json_files import checked_json, read_checked_json
 from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
 from jaxformer.training import loop, train_step
-from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
-from jaxformer.training.optimizers import Muon, OptimizerConfig
-from jaxformer.training.progress import Progress, format_count, sanitize_text
-from jaxformer.training.schedules import Cosine
+from jaxformer.training.progress import format_count, sanitize_text
 
 CORPUS_FILE = "corpus.json"  # digests of the files of the text
 PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "held-out data"}
@@ -108,17 +85,9 @@ class Pretrain(EpochsConfig):
     def __post_init__(self):
         super().__post_init__()
         check_uses(self, needs={"prompt": "sample_tokens"})
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
+        check_rows(self, "Pretraining")
         if not 0 <= self.buffer_gb < math.inf:
             raise ValueError(f"buffer_gb must be finite and not negative; got {self.buffer_gb}.")
-        longest = self.model.max_length
-        if longest is not None and self.length > longest:
-            raise ValueError(
-                f"length {self.length} is more than the {longest} learned positions of the model."
-            )
-        if not isinstance(self.model.topology, Decoder):
-            raise ValueError(f"Pretraining needs the topology Decoder; got {self.model.topology}.")
         if self.chat_template is not None and not (
             has_instructions(self.corpus) and isinstance(self.tokenizer, data.PretrainedTokenizer)
         ):
@@ -126,38 +95,6 @@ class Pretrain(EpochsConfig):
                 "--chat-template needs a corpus of Instructions and a pretrained tokenizer: pass "
                 "--init FOLDER or --tokenizer FOLDER."
             )
-
-    def files(self) -> dict[str, str]:
-        """The chat template of --chat-template, if it is set."""
-        if self.chat_template is None or (template := chat_template(self)) is None:
-            return {}
-        return {"chat_template.jinja": template.source}
-
-
-def qwen3_like(
-    *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
-) -> TransformerConfig:
-    """A small Qwen3-like decoder: RoPE, RMSNorm, SwiGLU, QK-norm, tied embeddings."""
-    return TransformerConfig(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            qk_norm=QKNorm(),
-        ),
-        feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
-        head=LMHead(tied=True),
-    )
-
-
-def muon_config(*, warmup_steps: int) -> OptimizerConfig:
-    """Muon with a cosine schedule, the optimizer of all named runs."""
-    return OptimizerConfig(
-        schedule=Cosine(peak=0.02, warmup_steps=warmup_steps), optimizer=Muon(adamw_rate=0.15)
-    )
 
 
 RUNS = {
@@ -184,7 +121,6 @@ RUNS = {
         evaluate_rows=256,
         save_every=1000,
         dtype="bfloat16",
-        remat="dots",
         scan=True,
         optimizer=muon_config(warmup_steps=200),
     ),
@@ -196,7 +132,6 @@ class PackedCorpus(NamedTuple):
 
     tokenizer: data.Tokenizer
     template: data.ChatTemplate | None  # of the instructions, if there are any
-    stop: tuple[int, ...]  # tokens that end a text
     train: data.AnyRows
     held_out: data.AnyRows
     sources: tuple[data.AnySource, ...]
@@ -211,58 +146,7 @@ class PackedCorpus(NamedTuple):
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Pretrain, evaluate and sample; returns the output folder."""
-    setup_devices(run)
-    with open_output_folder(run) as output:
-        if not goes_on(run, output):
-            check_length(run, runs)
-        rerun_command = print_run(run, runs, run_from_checkpoint)
-        begun = own_beginning(run, output)
-        check_vocabulary(run.model, data.max_vocab_size(begun.tokenizer) or 0, init=run.init)
-        setup = make_train_setup(run, output, length=run.length)
-        corpus = prepare_corpus(begun, output if goes_on(run, output) else None)
-        tokens, rows = corpus.tokenizer.vocab_size, run.model.vocab_size
-        check_vocabulary(run.model, tokens, init=run.init)
-        if rows != tokens:
-            print(f"Vocabulary: {tokens:,} tokens, {rows:,} rows of the embedding.")
-        run = with_fixed_schedule(with_epochs_as_steps(run, corpus.train.epoch), output)
-        if run.sample_tokens is not None:
-            encode_prompt(run, corpus)
-        train_data = LanguageModelingData(run, corpus, setup)
-        result = train_run(run, setup, train_data)
-        if result is not None:
-            params, metrics = result
-            bits = metrics["final_held_out_bits_per_byte"]
-            print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {train_data.gzip:.3f}).")
-            print_sample(run, corpus, params, setup.mesh)
-        if is_primary_process():
-            lines = read_json_lines(output / "metrics.jsonl")
-            plot_run(output / "run.png", lines, gzip=train_data.gzip)
-        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
-    return output
-
-
-def check_length(run: EpochsConfig, runs: Mapping[str, EpochsConfig]) -> None:
-    """Raise if --epochs is set, and --steps too, to a number that no named run has."""
-    if run.epochs is not None and run.steps not in {named.steps for named in runs.values()}:
-        raise ValueError(
-            f"--steps {run.steps} and --epochs {run.epochs:g} cannot be combined; to train for "
-            "--steps, pass --epochs None."
-        )
-
-
-def with_epochs_as_steps(run: AnyEpochsConfig, num_rows: int | None) -> AnyEpochsConfig:
-    """Replace epochs, if there are any, by the steps for so many rows an epoch."""
-    if run.epochs is None:
-        return run
-    if num_rows is None:
-        raise ValueError(
-            f"--epochs {run.epochs:g} needs the number of rows, which a corpus of a store has only "
-            "when all of it is tokenized; pass --epochs None --steps NUMBER."
-        )
-    # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
-    steps = math.ceil(Fraction(str(run.epochs)) * num_rows / run.batch_size)
-    print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
-    return replace(run, steps=steps, epochs=None)
+    return train(run, runs, LanguageModelingData, length=run.length)
 
 
 def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCorpus:
@@ -279,9 +163,8 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     """
     print(f"Corpus: {run.corpus}", flush=True)
     parts = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
-    template, recorded = chat_template(run), None
-    if resumes_from is not None:
-        recorded = read_checked_json(resumes_from / CORPUS_FILE)
+    template = chat_template(run) if has_instructions(run.corpus) else None
+    recorded = resumes_from and read_checked_json(resumes_from / CORPUS_FILE)
     records = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
         open_source(run, part, template, x) for part, x in zip(parts, records, strict=True)
@@ -304,8 +187,7 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     packed = [prepare_source(run, source, tokenizer) for source in sources]
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
-    stop = learned_stop(origin(run, tokenizer), tokenizer)
-    return PackedCorpus(tokenizer, template, stop, train, held_out, sources, run.cache)
+    return PackedCorpus(tokenizer, template, train, held_out, sources, run.cache)
 
 
 def open_source(
@@ -315,34 +197,33 @@ def open_source(
     recorded: Mapping[str, Any] | None,
 ) -> data.AnySource:
     """Open a source of the corpus; no text is read that has been read before."""
-    share: Any = dict(held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded)
-    if isinstance(source, data.StandardLibrary) or not data.is_store(source.path):
-        if isinstance(source, data.Packed):
-            tokenizer = tokenizer_of_packed(run, source)
-            return data.TokenizedSource(source, tokenizer, folder=run.cache, **share)
-        return data.CachedSource(source, folder=run.cache, template=template, **share)
-    share |= dict(folder=run.cache, seed=run.seed, buffer_bytes=round(run.buffer_gb * 1e9))
-    stream: data.StreamedSource | data.StreamedTokens
-    if isinstance(source, data.Packed):
-        stream = data.StreamedTokens(source, tokenizer_of_packed(run, source), **share)
-    else:
-        stream = data.StreamedSource(source, template=template, **share)
-    print(
-        f"  {stream.num_files} files of {format_count(stream.num_bytes)} bytes are read in "
-        f"{len(stream.names)} shards while the model is trained; held-out text is of the shard of "
-        f"{stream.first}",
-        flush=True,
+    share: Any = dict(
+        held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded, folder=run.cache
     )
-    return stream
-
-
-def tokenizer_of_packed(run: Pretrain, source: data.Packed) -> data.Tokenizer:
-    """Tokenizer of a corpus that is tokenized."""
-    if isinstance(run.tokenizer, data.BPE | data.Characters):
-        raise ValueError(
-            f"The text of {source} is tokenized; pass its tokenizer: --tokenizer FILE_OR_FOLDER."
+    streams = not isinstance(source, data.StandardLibrary) and data.is_store(source.path)
+    if streams:
+        share |= dict(seed=run.seed, buffer_bytes=round(run.buffer_gb * 1e9))
+    kind: Any
+    if isinstance(source, data.Packed):
+        if isinstance(run.tokenizer, data.BPE | data.Characters):
+            raise ValueError(
+                f"The text of {source} is tokenized; pass its tokenizer: --tokenizer "
+                "FILE_OR_FOLDER."
+            )
+        share["tokenizer"] = data.build_tokenizer(run.tokenizer, ())
+        kind = data.StreamedTokens if streams else data.TokenizedSource
+    else:
+        share["template"] = template
+        kind = data.StreamedSource if streams else data.CachedSource
+    opened: data.AnySource = kind(source, **share)
+    if isinstance(opened, data.StreamedSource | data.StreamedTokens):
+        print(
+            f"  {opened.num_files} files of {format_count(opened.num_bytes)} bytes are read in "
+            f"{len(opened.names)} shards while the model is trained; held-out text is of the shard "
+            f"of {opened.first}",
+            flush=True,
         )
-    return data.build_tokenizer(run.tokenizer, ())
+    return opened
 
 
 def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
@@ -400,10 +281,18 @@ class LanguageModelingData(TrainData):
         gzip: Bits per byte of the held-out text compressed by gzip.
     """
 
-    def __init__(self, run: Pretrain, corpus: PackedCorpus, setup: TrainSetup):
-        """Prepare batches, and measure gzip."""
-        self._run, self._corpus, self._mesh = run, corpus, setup.mesh
+    def __init__(self, run: Pretrain, setup: TrainSetup):
+        """Prepare the corpus and batches, and measure gzip."""
+        resumes_from = setup.local_folder if goes_on(run, setup.local_folder) else None
+        self._corpus = corpus = prepare_corpus(run, resumes_from)
+        tokens, rows = corpus.tokenizer.vocab_size, run.model.vocab_size
+        if rows > tokens:
+            print(f"Vocabulary: {tokens:,} tokens, {rows:,} rows of the embedding.")
+        if run.sample_tokens is not None:
+            encode_prompt(run, corpus)
+        self._run, self._setup, self._mesh = run, setup, setup.mesh
         self.tokenizer, self.sequence_length = corpus.tokenizer, run.length
+        self.rows_per_epoch = corpus.train.epoch
         self.gzip = data.cached_gzip_bits_per_byte(corpus.sources, corpus.tokenizer, corpus.cache)
         self._batches = make_batches(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
         self.get_batch = lambda step: put_batch(self._batches[step], setup.mesh, run.batch_size)
@@ -411,37 +300,45 @@ class LanguageModelingData(TrainData):
 
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the rows."""
-        rows = {"train": self._corpus.train, "held_out": self._corpus.held_out}
-        return {"data": {name: part.digest for name, part in rows.items()}}
+        train, held_out = self._corpus.train, self._corpus.held_out
+        return {"data": {"train": train.digest, "held_out": held_out.digest}}
 
     def files(self) -> dict[str, str]:
-        """Records of the sources, with which a resumed run compares them."""
-        return {CORPUS_FILE: checked_json([source.record for source in self._corpus.sources])}
+        """Records of the sources, with which a resumed run compares them; the chat template."""
+        records = checked_json([source.record for source in self._corpus.sources])
+        return {CORPUS_FILE: records, **template_file(self._run, self._corpus.template)}
 
     def is_ready(self, step: int) -> bool:
         """Whether the batch need not wait for a file of a store."""
         return self._batches.is_ready(step)
 
-    def evaluate(
-        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> Evaluation:
+    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
         """Bits per byte of an even sample of the held-out rows; after the last step, of all."""
-        last, rows, train = step == self._run.steps, self._corpus.held_out, self._corpus.train
+        rows, train = self._corpus.held_out, self._corpus.train
+        run, last = self._run, step == recorder.run.steps
         assert not isinstance(rows, data.StreamedRows)  # held-out text is bounded
         sampled: data.AnyRows = rows
-        num_rows = self._run.evaluate_rows
-        if not last and num_rows < len(rows):
-            sampled = rows.take(np.linspace(0, len(rows) - 1, num_rows).astype(int))
-        nats, tokens = evaluate_rows(
-            self._eval_step, params, sampled, self._mesh, self._run.batch_size
-        )
+        if not last and run.evaluate_rows < len(rows):
+            sampled = rows.take(np.linspace(0, len(rows) - 1, run.evaluate_rows).astype(int))
+        nats, tokens = evaluate_rows(self._eval_step, params, sampled, self._mesh, run.batch_size)
         bits = float(F.bits_per_byte(nats * rows.num_targets / tokens, rows.num_bytes))
-        progress.update(step, bits_per_byte=bits)
+        recorder.progress.update(step, bits_per_byte=bits)
         if not last:
             return Evaluation({"held_out_bits_per_byte": bits}, loss=bits)
         metrics = {"final_held_out_bits_per_byte": bits, "gzip_bits_per_byte": self.gzip}
         metrics["tokens_per_byte"] = train.num_targets / train.num_bytes
         return Evaluation(metrics, loss=bits)
+
+    def report(self, result: TrainResult | None) -> None:
+        """Print the held-out loss and a sample, and plot the run."""
+        folder = self._setup.local_folder
+        if result is not None:
+            bits = result[1]["final_held_out_bits_per_byte"]
+            print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {self.gzip:.3f}).")
+            print_sample(self._run, self._corpus, result[0], self._setup)
+        if is_primary_process():
+            lines = read_json_lines(folder / "metrics.jsonl")
+            plot_run(folder / "run.png", lines, gzip=self.gzip)
 
 
 def make_batches(rows: data.AnyRows, mesh: Mesh, batch_size: int, *, seed: int) -> data.Batches:
@@ -466,11 +363,18 @@ def has_instructions(corpus: data.Corpus) -> bool:
     return any(isinstance(part, data.Instructions) for part in parts)
 
 
-def chat_template(run: Pretrain) -> data.ChatTemplate | None:
-    """Chat template for the instructions of a run, if the tokenizer has one."""
-    if has_instructions(run.corpus) and isinstance(run.tokenizer, data.PretrainedTokenizer):
+def chat_template(run: Any) -> data.ChatTemplate | None:
+    """Chat template of a run, if its tokenizer has one."""
+    if isinstance(run.tokenizer, data.PretrainedTokenizer):
         return data.load_chat_template(run.tokenizer.path, run.chat_template)
     return None
+
+
+def template_file(run: Any, template: data.ChatTemplate | None) -> dict[str, str]:
+    """Name and content of the file of --chat-template, if it is set."""
+    if run.chat_template is None or template is None:
+        return {}
+    return {"chat_template.jinja": template.source}
 
 
 def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
@@ -497,12 +401,13 @@ def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
     return prompt
 
 
-def print_sample(run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh) -> None:
+def print_sample(run: Pretrain, corpus: PackedCorpus, params: Any, setup: TrainSetup) -> None:
     """Print the model's continuation of the sample prompt, if --sample-tokens is set."""
     if run.sample_tokens is None:
         return
     tokenizer, prompt = corpus.tokenizer, encode_prompt(run, corpus)
     longest = run.model.max_length or run.length
+    answers, folder = has_instructions(run.corpus), setup.local_folder
     tokens = generate(
         run.model,
         params,
@@ -510,14 +415,13 @@ def print_sample(run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh) -
         max_new_tokens=min(run.sample_tokens, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
-        stop_tokens=corpus.stop if has_instructions(run.corpus) else (),
+        stop_tokens=shared_stop_tokens(folder, tokenizer) if answers else (),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
-        mesh=mesh,
+        mesh=setup.mesh,
     )
     print(f"\nSample:\n{sanitize_text(tokenizer.decode(np.asarray(tokens)), sys.stdout)}")
 
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))
+    run_program(main, RUNS, __doc__)

@@ -19,7 +19,7 @@ from experiments import rope_placement
 from experiments.benchmark.report import markdown_sections, plot_cases, speed_summary
 from experiments.command_line import parse_args, readable_errors
 from experiments.pretrain import RUNS
-from experiments.studies.plots import plot_extra_metrics, plot_losses
+from experiments.studies.plots import write_report
 from experiments.studies.results import STUDY_KEYS, THROUGHPUT_FILE, ResultDict, read_json
 from experiments.studies.sizes import ablation_sizes
 from experiments.studies.tables import ablation_report
@@ -180,9 +180,7 @@ def study_section(folder: Path, readme_folder: Path) -> str:
         )
     results = [{**numbers, "speeds": speeds[numbers["variant"]["name"]]} for numbers in results]
     table = make_table(results)
-    (folder / "table.md").write_text(table)
-    plot_losses(folder / "plot.png", results, title=title)
-    plot_extra_metrics(folder / "more.png", results, length=study["length"])
+    write_report(folder, results, table, title=title, length=study["length"])
     pictures = [
         f"![{title}]({path.relative_to(readme_folder)})" for path in sorted(folder.glob("*.png"))
     ]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from experiments.command_line import parse_args, readable_errors
 from experiments.studies.extra_metrics import no_extra_metrics
-from experiments.studies.plots import plot_losses
+from experiments.studies.plots import write_report
 from experiments.studies.results import ResultDict
 from experiments.studies.sizes import PLACEMENT_SIZES
 from experiments.studies.statistics import paired_difference, rank_correlation, rank_p_value
@@ -81,10 +81,9 @@ def main(study: RopePlacement) -> Path:
         for setting in SETTINGS
     ]
     output, results = run_study(study, "rope_placement", run, variants, no_extra_metrics)
-    text = format_report(results)
-    (output / "table.md").write_text(text)
-    plot_losses(output / "plot.png", results, title="RoPE placement")
-    print(f"\n{text}\nResults are in {output}.")
+    table = format_report(results)
+    write_report(output, results, table, title="RoPE placement", length=run.length)
+    print(f"\n{table}\nResults are in {output}.")
     return output
 
 
@@ -106,7 +105,8 @@ def format_report(results: list[ResultDict]) -> str:
     published_losses = [published_loss_of(numbers) for numbers in results]
     rho = rank_correlation([mean_loss(numbers) for numbers in results], published_losses)
     p_value = rank_p_value([mean_loss(numbers) for numbers in results], published_losses)
-    seeds = [rank_correlation(losses, published_losses) for losses in losses_by_seed(results)]
+    by_seed = zip(*map(losses_of, results), strict=True)
+    seeds = [rank_correlation(losses, published_losses) for losses in by_seed]
     return (
         f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
         f"Order here, lowest loss first: {names}.\n\n"
@@ -150,23 +150,20 @@ def find_result(results: list[ResultDict], name: str) -> ResultDict:
     return next(numbers for numbers in results if numbers["variant"]["name"] == name)
 
 
-def losses_by_seed(results: list[ResultDict]) -> list[list[float]]:
-    """Losses of all variants, one row for each seed; infinite for a diverged seed."""
-    losses = [
-        [float("inf") if x is None else x for x in numbers["held_out"]] for numbers in results
-    ]
-    return [list(one) for one in zip(*losses, strict=True)]
+def losses_of(numbers: ResultDict) -> list[float]:
+    """Loss of each seed; infinite for a diverged one."""
+    return [float("inf") if x is None else x for x in numbers["held_out"]]
+
+
+def mean_loss(numbers: ResultDict) -> float:
+    """Mean loss over the seeds; infinite if one of them diverged."""
+    losses = losses_of(numbers)
+    return sum(losses) / len(losses)
 
 
 def published_loss_of(numbers: ResultDict) -> float:
     """Published loss of a variant."""
     return next(s.published_loss for s in SETTINGS if s.name == numbers["variant"]["name"])
-
-
-def mean_loss(numbers: ResultDict) -> float:
-    """Mean loss over the seeds; infinite if one of them diverged."""
-    losses = numbers["held_out"]
-    return float("inf") if None in losses else sum(losses) / len(losses)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments import pretrain
 from experiments.command_line import parse_run
-from experiments.training.run_config import print_run
+from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, options, save_pretrained, zoo
 from jaxformer.config import GLU, Dropout, MoE, TransformerConfig, from_json, to_json
 from jaxformer.layers import FeedForward, RuntimeConfig
@@ -131,7 +131,7 @@ def test_it_prints_is_read_back_and_is_a_flag():
         pretrain.RUNS, "", ["--model.feed-forward", "HandWritten(hidden_dim=8)", "Soft()"]
     )
     assert run.model.feed_forward == (HandWritten(hidden_dim=8), Soft())
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 
 

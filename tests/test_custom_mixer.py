@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments import pretrain
 from experiments.command_line import parse_run
-from experiments.training.run_config import print_run
+from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.config import Encoder, Hybrid, Rope, TransformerConfig, from_json, to_json
@@ -174,7 +174,7 @@ def test_it_prints_is_read_back_and_is_a_flag():
     flags = ["--model.attention", "GatedMemory(head_dim=8)", "--model.attention.num-heads", "2"]
     run = parse_run(pretrain.RUNS, "", flags)
     assert run.model.attention == GatedMemory(num_heads=2, head_dim=8)
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
     kinds = "(GatedMemory(), MultiHead(num_heads=4, num_kv_heads=2, head_dim=6))"
     run = parse_run(pretrain.RUNS, "", ["--model.attention", f"Hybrid(kinds={kinds})"])
@@ -182,7 +182,7 @@ def test_it_prints_is_read_back_and_is_a_flag():
         "GatedMemory",
         "MultiHead",
     ]
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 
 

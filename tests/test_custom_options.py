@@ -18,7 +18,7 @@ from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.plan import main as plan
 from experiments.studies.variants import make_variants
-from experiments.training.run_config import print_run
+from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.config import (
@@ -234,7 +234,7 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
     run = parse_run(pretrain.RUNS, "", ["--import", "ideas_of_flags", *chosen])
     sloped, none = run.model.attention.positions
     assert none is None and repr(sloped) == "Sloped(slope=2.0)"
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
     capsys.readouterr()
     with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ import pytest
 
 from experiments import pretrain
 from experiments.command_line import parse_run
-from experiments.training.run_config import print_run
+from experiments.training.program import print_run
 from jaxformer import Transformer, costs, options, save_pretrained, zoo
 from jaxformer import config as c
 from jaxformer.config import TransformerConfig, from_json, to_json
@@ -98,7 +98,7 @@ def test_it_is_counted_printed_read_back_and_a_flag():
     assert eval(repr(config), {**vars(c), "LayerScale": LayerScale}) == config
     run = parse_run(pretrain.RUNS, "", ["--model.residual", "LayerScale(initial_scale=0.5)"])
     assert run.model.residual == LayerScale(initial_scale=0.5)
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 
 

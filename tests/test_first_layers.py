@@ -10,7 +10,7 @@ import pytest
 
 from experiments import pretrain
 from experiments.command_line import parse_run
-from experiments.training.run_config import print_run
+from experiments.training.program import print_run
 from jaxformer import config as c
 from jaxformer import costs, inspect, save_pretrained
 from jaxformer.generation import unroll
@@ -139,7 +139,7 @@ def test_it_is_a_flag():
     layer += "feed_forward=MLP(hidden_dim=9))"
     run = parse_run(pretrain.RUNS, "", ["--model.first-layers", layer])
     assert run.model.first_layers[0].feed_forward == c.MLP(hidden_dim=9)
-    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 
 

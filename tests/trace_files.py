@@ -4,8 +4,11 @@ python -m tests.trace_files [PRESET]    # a token's way, by package
 python -m tests.trace_files pretrain    # from the command to the first update, in experiments
 """
 
+import ast
+import io
 import sys
 import tempfile
+import tokenize
 from pathlib import Path
 
 import jax
@@ -56,6 +59,20 @@ def pretrain_files():
 
     with tempfile.TemporaryDirectory() as folder:
         return entered_functions(experiments, "Recorder.log", run, Path(folder))
+
+
+def code_lines(path):
+    """Number of a file's lines that are neither blank nor of a comment or docstring."""
+    source, lines = path.read_text(), set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.string.strip() and token.type != tokenize.COMMENT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
 
 
 def main(what="llama-2-7b"):

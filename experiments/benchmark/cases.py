@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from experiments.benchmark.jaxformer_programs import REPEATS, model_config, moe_config
 from experiments.benchmark.runner import BenchmarkSize, Program
@@ -26,129 +26,93 @@ CaseName = Literal[
     "decode_8",
     "decode_64",
 ]
-JAXFORMER_MODULE, TORCH_MODULE, LINEN_MODULE = (
-    f"experiments.benchmark.{name}"
-    for name in ("jaxformer_programs", "torch_programs", "linen_programs")
-)
-TORCH_AND_TRANSFORMERS = ("torch", "transformers")
+JAXFORMER_MODULE = "experiments.benchmark.jaxformer_programs"
+TORCH_MODULE = "experiments.benchmark.torch_programs"
 DOCUMENT_CASES: tuple[CaseName, ...] = ("documents", "experts")
 DECODE_ROWS: Mapping[CaseName, int] = {"decode_1": 1, "decode_8": 8, "decode_64": 64}
-XLA_ATTENTION, PREFILL_ONLY = {"implementation": "xla"}, {"prefill_only": True}
+
+
+def ours(name: str, function: str, **options: Any) -> Program:
+    """A program of jaxformer."""
+    return Program(name, f"{JAXFORMER_MODULE}:{function}", (), options)
+
+
+def linen(name: str, **options: Any) -> Program:
+    """The train step of a model with the attention of Flax linen."""
+    return Program(name, "experiments.benchmark.linen_programs:train_program", (), options)
+
+
+def torch(name: str, function: str, *other_modules: str, **options: Any) -> Program:
+    """A program in torch, and in other modules that it needs."""
+    return Program(name, f"{TORCH_MODULE}:{function}", ("torch", *other_modules), options)
+
+
+def transformers(name: str, function: str, **options: Any) -> Program:
+    """A program of transformers."""
+    return torch(f"transformers, {name}", function, "transformers", **options)
+
 
 CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
-    "machine": (
-        Program("matrix products", f"{JAXFORMER_MODULE}:matmul_program"),
-        Program("copies", f"{JAXFORMER_MODULE}:copy_program"),
-    ),
+    "machine": (ours("matrix products", "matmul_program"), ours("copies", "copy_program")),
     "train": (
-        Program("transformers, SDPA", f"{TORCH_MODULE}:train_program", TORCH_AND_TRANSFORMERS),
-        Program(
-            "transformers, SDPA, compiled",
-            f"{TORCH_MODULE}:train_program",
-            TORCH_AND_TRANSFORMERS,
-            {"compiled": True},
-        ),
-        Program(
-            "x-transformers",
-            f"{TORCH_MODULE}:x_transformers_train_program",
-            ("torch", "x_transformers"),
-        ),
-        Program("linen's attention", f"{LINEN_MODULE}:train_program"),
-        Program(
-            "linen's attention, all devices",
-            f"{LINEN_MODULE}:train_program",
-            (),
-            {"all_devices": True},
-        ),
-        Program(
-            "jaxformer, whole matrices",
-            f"{JAXFORMER_MODULE}:train_program",
-            (),
-            {"attention_implementation": "xla"},
-        ),
-        Program("jaxformer, unrolled", f"{JAXFORMER_MODULE}:train_program", (), {"scan": False}),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:train_program"),
+        transformers("SDPA", "train_program"),
+        transformers("SDPA, compiled", "train_program", compiled=True),
+        torch("x-transformers", "x_transformers_train_program", "x_transformers"),
+        linen("linen's attention"),
+        linen("linen's attention, all devices", all_devices=True),
+        ours("jaxformer, whole matrices", "train_program", attention_implementation="xla"),
+        ours("jaxformer, unrolled", "train_program", scan=False),
+        ours("jaxformer", "train_program"),
     ),
     "prefill": (
-        Program(
-            "transformers, SDPA",
-            f"{TORCH_MODULE}:decode_program",
-            TORCH_AND_TRANSFORMERS,
-            PREFILL_ONLY,
-        ),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program", (), PREFILL_ONLY),
+        transformers("SDPA", "decode_program", prefill_only=True),
+        ours("jaxformer", "decode_program", prefill_only=True),
     ),
     "decode": (
-        Program("transformers, SDPA", f"{TORCH_MODULE}:decode_program", TORCH_AND_TRANSFORMERS),
-        Program(
-            "transformers, SDPA, compiled",
-            f"{TORCH_MODULE}:decode_program",
-            TORCH_AND_TRANSFORMERS,
-            {"compiled": True},
-        ),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program"),
+        transformers("SDPA", "decode_program"),
+        transformers("SDPA, compiled", "decode_program", compiled=True),
+        ours("jaxformer", "decode_program"),
     ),
     "attention": (
-        Program("torch, SDPA", f"{TORCH_MODULE}:attention_program", ("torch",)),
-        Program(
-            "jaxformer, whole matrices", f"{JAXFORMER_MODULE}:attention_program", (), XLA_ATTENTION
-        ),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:attention_program"),
+        torch("torch, SDPA", "attention_program"),
+        ours("jaxformer, whole matrices", "attention_program", implementation="xla"),
+        ours("jaxformer", "attention_program"),
     ),
     "loss": (
-        Program("torch", f"{TORCH_MODULE}:loss_program", ("torch",)),
-        Program(
-            "jaxformer, whole logits", f"{JAXFORMER_MODULE}:loss_program", (), {"all_logits": True}
-        ),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:loss_program"),
+        torch("torch", "loss_program"),
+        ours("jaxformer, whole logits", "loss_program", all_logits=True),
+        ours("jaxformer", "loss_program"),
     ),
     "long": tuple(
-        Program(
-            f"{length:,} tokens{seen}", f"{JAXFORMER_MODULE}:long_attention_program", (), options
-        )
+        ours(f"{length:,} tokens{seen}", "long_attention_program", length=length, window=window)
         for window, seen in ((None, ""), (512, ", a window of 512"))
         for length in (8192, 16384)
-        for options in ({"length": length, "window": window},)
     ),
     "vocabulary": (
-        Program(
-            "whole logits", f"{JAXFORMER_MODULE}:large_vocabulary_program", (), {"all_logits": True}
-        ),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:large_vocabulary_program"),
+        ours("whole logits", "large_vocabulary_program", all_logits=True),
+        ours("jaxformer", "large_vocabulary_program"),
     ),
     "rotary": (
-        Program("in real numbers", f"{JAXFORMER_MODULE}:rope_program", (), {"real_numbers": True}),
-        Program("jaxformer", f"{JAXFORMER_MODULE}:rope_program", (), {"real_numbers": False}),
+        ours("in real numbers", "rope_program", real_numbers=True),
+        ours("jaxformer", "rope_program", real_numbers=False),
     ),
     "remat": tuple(
-        Program(f"remat {kind}", f"{JAXFORMER_MODULE}:train_program", (), {"remat": kind})
-        for kind in ("none", "dots", "full")
+        ours(f"remat {kind}", "train_program", remat=kind) for kind in ("none", "dots", "full")
     ),
     "compile": tuple(
-        Program(f"{layers} layers", f"{JAXFORMER_MODULE}:compile_program", (), {"layers": layers})
-        for layers in (4, 32)
+        ours(f"{layers} layers", "compile_program", layers=layers) for layers in (4, 32)
     ),
     **{
         case: tuple(
-            Program(
-                f"{documents} document{'s' if documents > 1 else ''} a row",
-                f"{JAXFORMER_MODULE}:train_program",
-                (),
-                {"documents": documents, "experts": case == "experts", "scan": False},
-            )
-            for documents in (1, 8)
+            ours(name, "train_program", documents=count, experts=case == "experts", scan=False)
+            for count, name in ((1, "1 document a row"), (8, "8 documents a row"))
         )
         for case in DOCUMENT_CASES
     },
     **{
         case: (
-            Program(
-                "transformers, static cache",
-                f"{TORCH_MODULE}:decode_program",
-                TORCH_AND_TRANSFORMERS,
-                {"compiled": True, "rows": rows},
-            ),
-            Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program", (), {"rows": rows}),
+            transformers("static cache", "decode_program", compiled=True, rows=rows),
+            ours("jaxformer", "decode_program", rows=rows),
         )
         for case, rows in DECODE_ROWS.items()
     },

@@ -20,7 +20,8 @@ from experiments.benchmark.cases import (
 )
 from experiments.benchmark.report import markdown_sections, plot_cases
 from experiments.benchmark.runner import run_interleaved
-from experiments.training.run_config import check_integers, lock_folder
+from experiments.training.output_folder import lock_folder
+from experiments.training.run_config import check_integers
 
 
 @dataclass(frozen=True, kw_only=True)

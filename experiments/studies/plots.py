@@ -1,6 +1,5 @@
 """Plots of study results."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,21 @@ import numpy as np
 
 from experiments.studies.results import ResultDict
 from experiments.studies.statistics import estimate
-from experiments.studies.tables import seed_values
+from experiments.studies.tables import seed_values, with_nan
 from experiments.training.plot import DPI, has_matplotlib, moving_average, new_figure
 
 MAX_NAMED_CURVES = 4  # training curves with a colour and a label
 COLOURS = ("black", "tab:blue", "tab:green", "tab:red")
 NAME_HEIGHT = 0.065  # of a line's label, as a fraction of the panel
+
+
+def write_report(
+    folder: Path, variants: Sequence[ResultDict], table: str, *, title: str, length: int
+) -> None:
+    """Write the table and the plots of a study; see `plot_losses` and `plot_extra_metrics`."""
+    (folder / "table.md").write_text(table)
+    plot_losses(folder / "plot.png", variants, title=title)
+    plot_extra_metrics(folder / "more.png", variants, length=length)
 
 
 def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> None:
@@ -40,16 +48,10 @@ def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> No
     order = sorted(
         range(len(variants)), key=lambda i: (not np.isfinite(estimates[i].mean), estimates[i].mean)
     )
-    other_indices = [i for i in order if i != 0]
-    named_indices = [
-        0,
-        *(
-            other_indices
-            if len(other_indices) < MAX_NAMED_CURVES
-            else [*other_indices[: MAX_NAMED_CURVES - 2], other_indices[-1]]
-        ),
-    ]
-    colours = dict(zip(named_indices, COLOURS, strict=False))
+    others = [i for i in order if i != 0]
+    if len(others) >= MAX_NAMED_CURVES:
+        others = [*others[: MAX_NAMED_CURVES - 2], others[-1]]
+    colours = dict(zip([0, *others], COLOURS, strict=False))
     for row, i in enumerate(order):
         mean, _, half = estimates[i]
         if np.isfinite(mean):
@@ -144,9 +146,9 @@ def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: in
     figure, all_axes = new_figure(len(panels), "")
     for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         ends = []
-        for (name, (x, y)), colour in zip(lines.items(), _colours(len(lines)), strict=True):
-            axes.plot(x, y, marker=".", color=colour)
-            ends.append((name, x[-1], y[-1], colour))
+        for i, (name, (x, y)) in enumerate(lines.items()):
+            axes.plot(x, y, marker=".", color=f"C{i}")  # of matplotlib's cycle of ten
+            ends.append((name, x[-1], y[-1], f"C{i}"))
         axes.set(title=title, **labels)
         if "gradient_by_depth" not in variants[0]:
             axes.set_xscale("log", base=2)
@@ -158,40 +160,44 @@ def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: in
     figure.savefig(path, dpi=DPI)
 
 
-Lines = dict[str, tuple[Sequence[float], Sequence[float]]]
+Line = tuple[Sequence[float], Sequence[float]]
+Lines = dict[str, Line]
 
 
 def _by_length(variants: Sequence[ResultDict], length: int) -> dict[str, Lines]:
     """Panels of loss by length: RoPE scalings, variants like the baseline, all others."""
     base = variants[0]["variant"]["name"]
-    panels: dict[str, Lines] = {
-        f"{base}, scaled after training": {},
-        f"{base} and its variants": {},
-        f"{base} and other positions": {},
+    as_trained = {
+        variant["variant"]["name"]: _finite_line(variant["at_lengths"]["as trained"], length)
+        for variant in variants
     }
-    stretched, same_kind_lines, other_lines = panels.values()
-    for variant in variants:
-        name = variant["variant"]["name"]
-        is_baseline = variant is variants[0]
-        for way, losses in variant["at_lengths"].items():
-            if way != "as trained" and not is_baseline:
-                continue
-            means = [np.mean([np.nan if x is None else x for x in at]) for at in losses.values()]
-            finite_points = [
-                (int(times) * length, mean)
-                for times, mean in zip(losses, means, strict=True)
-                if np.isfinite(mean)
-            ]
-            line = ([x for x, _ in finite_points], [y for _, y in finite_points])
-            if not finite_points:
-                continue
-            if is_baseline:
-                stretched[way] = line
-            if is_baseline and way == "as trained":
-                same_kind_lines[name] = other_lines[name] = line
-            elif not is_baseline:
-                (same_kind_lines if name.startswith(base) else other_lines)[name] = line
-    return {title: lines for title, lines in panels.items() if len(lines) > 1 or title == base}
+    panels: dict[str, Lines] = {
+        f"{base}, scaled after training": {
+            way: _finite_line(losses, length) for way, losses in variants[0]["at_lengths"].items()
+        },
+        f"{base} and its variants": {
+            name: line for name, line in as_trained.items() if name.startswith(base)
+        },
+        f"{base} and other positions": {
+            name: line
+            for name, line in as_trained.items()
+            if name == base or not name.startswith(base)
+        },
+    }
+    finite = {
+        title: {name: line for name, line in lines.items() if line[0]}
+        for title, lines in panels.items()
+    }
+    return {title: lines for title, lines in finite.items() if len(lines) > 1}
+
+
+def _finite_line(losses: Mapping[str, Sequence[float | None]], length: int) -> Line:
+    """Row lengths and mean losses, where no seed diverged."""
+    means = {
+        int(times) * length: float(np.mean(with_nan(seeds))) for times, seeds in losses.items()
+    }
+    finite = {tokens: mean for tokens, mean in means.items() if np.isfinite(mean)}
+    return list(finite), list(finite.values())
 
 
 def _recall(variants: Sequence[ResultDict]) -> dict[str, Lines]:
@@ -217,8 +223,3 @@ def _by_depth(variants: Sequence[ResultDict]) -> Lines:
         if "gradient_by_depth" in variant
     }
     return {name: (list(range(1, len(line) + 1)), line) for name, line in norms.items()}
-
-
-def _colours(count: int) -> list[Any]:
-    matplotlib = importlib.import_module("matplotlib")
-    return [matplotlib.colormaps["tab10"](i % 10) for i in range(count)]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.studies.train_seeds import StudyTraining, Variant, measure_throughput
-from experiments.training.run_config import LOCK_FILE, flatten
+from experiments.training.output_folder import LOCK_FILE
+from experiments.training.run_config import flatten
 from jaxformer import json_files
 from jaxformer.config import to_json
 

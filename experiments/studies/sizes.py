@@ -4,43 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from experiments.models import llama_like
 from experiments.pretrain import Pretrain
 from jaxformer import data
-from jaxformer.config import (
-    GLU,
-    Embedding,
-    Initialisation,
-    LMHead,
-    MultiHead,
-    Normal,
-    TransformerConfig,
-)
+from jaxformer.config import LMHead, TransformerConfig
 from jaxformer.training.optimizers import AdamW, Muon, Optimizer, OptimizerConfig
 from jaxformer.training.schedules import Cosine
-
-
-def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
-    """Llama-like decoder: pre-norm RMSNorm, RoPE, SwiGLU, tied embeddings.
-
-    Embeddings are initialized with std model_dim ** -0.5 and scaled by model_dim ** 0.5, as in
-    Attention Is All You Need, so that they are as large as the first outputs of the branches. With
-    std 0.02 and no scale the output of the first attention is ten times as large as the embeddings
-    and hides them from later layers: see LOG.md. Initial logits have variance 1, except the logit
-    of the input token, which the tied table raises by up to model_dim ** 0.5: the initial loss is
-    above ln(vocabulary size), by less if the branches are larger.
-    """
-    return TransformerConfig(
-        vocab_size=vocab,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=MultiHead(
-            num_heads=num_heads, num_kv_heads=num_heads, head_dim=model_dim // num_heads
-        ),
-        feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
-        head=LMHead(tied=True),
-        embedding=Embedding(scale=model_dim**0.5),
-        initialisation=Initialisation(embedding=Normal(std=model_dim**-0.5)),
-    )
 
 
 def study_run(
@@ -69,7 +38,7 @@ def study_run(
 
 
 SMOKE = study_run(
-    llama_like(model_dim=32, num_layers=2, num_heads=2, vocab=512),
+    llama_like(model_dim=32, num_layers=2, num_heads=2, vocab_size=512),
     steps=20,
     peak=1e-2,
     length=32,
@@ -77,13 +46,12 @@ SMOKE = study_run(
     held_out=0.015,
 )
 GPU = study_run(
-    llama_like(model_dim=768, num_layers=12, num_heads=12, vocab=16384),
+    llama_like(model_dim=768, num_layers=12, num_heads=12, vocab_size=16384),
     steps=400,  # about four epochs
     peak=1e-3,
     length=1024,
     batch_size=32,
     dtype="bfloat16",
-    remat="dots",
 )
 
 
@@ -93,21 +61,21 @@ def with_untied_head(run: Pretrain) -> Pretrain:
 
 
 PLACEMENT_CPU = study_run(
-    llama_like(model_dim=128, num_layers=4, num_heads=4, vocab=2048),
+    llama_like(model_dim=128, num_layers=4, num_heads=4, vocab_size=2048),
     steps=400,
     peak=5e-3,
     length=256,
     batch_size=8,
 )
 ABLATION_CPU = study_run(
-    llama_like(model_dim=96, num_layers=4, num_heads=4, vocab=1024),
+    llama_like(model_dim=96, num_layers=4, num_heads=4, vocab_size=1024),
     steps=250,
     peak=5e-3,
     length=128,
     batch_size=16,
 )
 MIXER_CPU = study_run(
-    llama_like(model_dim=64, num_layers=4, num_heads=2, vocab=512),
+    llama_like(model_dim=64, num_layers=4, num_heads=2, vocab_size=512),
     steps=400,
     peak=2e-2,
     length=64,

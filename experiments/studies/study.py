@@ -21,11 +21,11 @@ from experiments.studies.train_seeds import (
     num_sharing_devices,
     train_seeds,
 )
+from experiments.training.output_folder import lock_folder
 from experiments.training.run_config import (
     check_integers,
     check_uses,
     enable_compilation_cache,
-    lock_folder,
     select_devices,
     simulate_cpu_devices,
 )
@@ -148,46 +148,36 @@ def run_study(
     size = study.size if study.run is None else study.run
     output = study.output or Path("runs") / f"{name}-{size}"
     with lock_folder(output):
-        return output, run_variants(study, name, run, variants, extra_metric, output)
-
-
-def run_variants(
-    study: Study,
-    name: str,
-    run: Pretrain,
-    variants: Sequence[Variant],
-    extra_metric: ExtraMetric,
-    output: Path,
-) -> list[ResultDict]:
-    """Train and evaluate every variant without a result in the folder; see `run_study`."""
-    simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
-    enable_compilation_cache()
-    tokens = max_vocab_size(run.tokenizer) or 0
-    for variant in variants:
-        check_vocabulary(variant.model, tokens, f"give variant {variant.name!r} a vocab_size of")
-    text = prepare_corpus(dataclasses.replace(run, cache=study.cache))
-    seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
-    devices = select_devices(study.devices)
-    mesh = make_mesh(MeshConfig(), devices[: num_sharing_devices(run.batch_size, devices)])
-    training = StudyTraining(
-        text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh
-    )
-    results = StudyResults(output, study_description(study, name, run, variants, text, seeds))
-    results_in_order = []
-    for index, variant in enumerate(variants, start=1):
-        title = f"{index}/{len(variants)} {variant.name}"
-        numbers = results.load(variant)
-        if numbers is None:
-            title += f", {study.seeds} seeds on {mesh.size} device(s)"
-            numbers = run_variant(variant, training, text, extra_metric, title)
-            numbers = results.save(variant, numbers)
-        else:
-            print(f"{title}: already finished.", flush=True)
-        results_in_order.append(numbers)
-    speeds_in_order = results.throughputs(variants, training)
-    for numbers, speeds in zip(results_in_order, speeds_in_order, strict=True):
-        numbers["speeds"] = speeds
-    return results_in_order
+        simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
+        enable_compilation_cache()
+        tokens = max_vocab_size(run.tokenizer) or 0
+        for variant in variants:
+            check_vocabulary(
+                variant.model, tokens, f"give variant {variant.name!r} a vocab_size of"
+            )
+        text = prepare_corpus(dataclasses.replace(run, cache=study.cache))
+        seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
+        devices = select_devices(study.devices)
+        mesh = make_mesh(MeshConfig(), devices[: num_sharing_devices(run.batch_size, devices)])
+        training = StudyTraining(
+            text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh
+        )
+        results = StudyResults(output, study_description(study, name, run, variants, text, seeds))
+        results_in_order = []
+        for index, variant in enumerate(variants, start=1):
+            title = f"{index}/{len(variants)} {variant.name}"
+            numbers = results.load(variant)
+            if numbers is None:
+                title += f", {study.seeds} seeds on {mesh.size} device(s)"
+                numbers = run_variant(variant, training, text, extra_metric, title)
+                numbers = results.save(variant, numbers)
+            else:
+                print(f"{title}: already finished.", flush=True)
+            results_in_order.append(numbers)
+        speeds_in_order = results.throughputs(variants, training)
+        for numbers, speeds in zip(results_in_order, speeds_in_order, strict=True):
+            numbers["speeds"] = speeds
+        return output, results_in_order
 
 
 def study_description(
@@ -225,14 +215,14 @@ def run_variant(
 ) -> ResultDict:
     """Train and evaluate one variant."""
     trained = train_seeds(variant, training, title)
-    started_at = time.monotonic()
+    started_at, shown = time.monotonic(), curve_steps(training.steps)
     held_out = held_out_losses(variant.model, trained.params, text.held_out, training)
     extra = extra_metric(variant, trained.params, text, training)
     return {
         "parameters": costs.num_parameters(variant.model),
         "held_out": finite_or_none(held_out),
-        "train": [finite_or_none(row) for row in thin_curves(trained.losses).T],
-        "train_steps": [int(at) + 1 for at in np.flatnonzero(curve_steps_mask(training.steps))],
+        "train": [finite_or_none(row) for row in trained.losses[shown].T],
+        "train_steps": (shown + 1).tolist(),
         "skipped": trained.skipped,
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
@@ -243,16 +233,9 @@ def run_variant(
     }
 
 
-def curve_steps_mask(steps: int, points: int = 50) -> np.ndarray:
-    """Mask of the steps kept in saved curves: the last, and evenly spaced ones before it."""
-    mask = np.zeros(steps, bool)
-    mask[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
-    return mask
-
-
-def thin_curves(losses: np.ndarray) -> np.ndarray:
-    """Curves at the kept steps only."""
-    return losses[curve_steps_mask(len(losses))]
+def curve_steps(steps: int, points: int = 50) -> np.ndarray:
+    """Indices of the steps kept in saved curves: the last, and evenly spaced ones before it."""
+    return np.linspace(0, steps - 1, min(points, steps)).round().astype(int)
 
 
 def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:

@@ -45,21 +45,29 @@ def markdown(columns: Sequence[Column], results: Sequence[ResultDict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def seed_values(numbers: ResultDict, name: str) -> list[float]:
+def with_nan(values: Sequence[float | None]) -> list[float]:
     """Value of each seed; NaN for a diverged one."""
-    return [math.nan if x is None else x for x in numbers[name]]
+    return [math.nan if x is None else x for x in values]
+
+
+def seed_values(numbers: ResultDict, name: str) -> list[float]:
+    """Value of each seed of a result; NaN for a diverged one."""
+    return with_nan(numbers[name])
 
 
 def mean_and_interval(name: str, digits: int = 3) -> Callable[[ResultDict], str]:
     """Mean over the seeds and half-width of its 95% confidence interval."""
-    return lambda numbers: format_estimate(estimate(seed_values(numbers, name)), digits)
+    return lambda numbers: mean_text(numbers[name], digits)
+
+
+def mean_text(values: Sequence[float | None], digits: int = 3) -> str:
+    """Mean over the seeds and half-width of its 95% confidence interval, as text."""
+    return format_estimate(estimate(with_nan(values)), digits)
 
 
 def initial_loss(numbers: ResultDict) -> str:
     """Initial loss: mean over the seeds, first batch, before any update."""
-    estimated = estimate(
-        seed_values({"first": [losses[0] for losses in numbers["train"]]}, "first")
-    )
+    estimated = estimate(with_nan([losses[0] for losses in numbers["train"]]))
     return NO_VALUE if math.isnan(estimated.mean) else f"{estimated.mean:.2f}"
 
 
@@ -153,39 +161,28 @@ def _parameter_note(results: list[ResultDict]) -> str:
         for name, share in shares.items()
         if abs(share) > EQUAL_SIZE_TOLERANCE
     ]
-    if not far:
-        return f"Parameter counts are equal within {EQUAL_SIZE_TOLERANCE:.0%}."
     tolerance = f"{EQUAL_SIZE_TOLERANCE:.0%}"
+    if not far:
+        return f"Parameter counts are equal within {tolerance}."
     return f"Parameter counts differ from the baseline by more than {tolerance}: {', '.join(far)}."
 
 
 def _length_table(results: list[ResultDict]) -> str:
     """Table of losses in longer rows, for each variant and RoPE scaling."""
 
-    def as_trained(numbers: ResultDict) -> ResultDict:
-        """Loss at the training length, where no scaling applies."""
-        return {"1": numbers["at_lengths"]["as trained"]["1"]}
-
-    def cell(times: int) -> Callable[[ResultDict], str]:
-        def shown(line: ResultDict) -> str:
-            losses = line["losses"].get(str(times))
-            return NO_VALUE if losses is None else mean_and_interval("seeds")({"seeds": losses})
-
-        return shown
+    def cell(times: str) -> Callable[[ResultDict], str]:
+        return lambda line: mean_text(line[times]) if times in line else NO_VALUE
 
     lines = [
-        {
-            "name": numbers["variant"]["name"],
-            "way": way,
-            "losses": {**as_trained(numbers), **losses},
-        }
+        # At the training length no scaling applies.
+        {"way": way, **numbers, "1": numbers["at_lengths"]["as trained"]["1"], **losses}
         for numbers in results
         for way, losses in numbers["at_lengths"].items()
     ]
     columns = [
-        Column("position", lambda line: line["name"]),
+        Column("position", lambda line: line["variant"]["name"]),
         Column("RoPE scaling", lambda line: line["way"]),
-        *(Column(f"{times} x", cell(times)) for times in LENGTH_FACTORS),
+        *(Column(f"{times} x", cell(str(times))) for times in LENGTH_FACTORS),
     ]
     return (
         f"Loss of the first {MAX_DOCUMENT_CHARACTERS:,} characters of each held-out document, in "
@@ -232,20 +229,14 @@ def _recall_table(results: list[ResultDict]) -> str:
     lengths = list(next(iter(recall.values())))
 
     def cell(length: str) -> Callable[[ResultDict], str]:
-        return lambda line: mean_and_interval(length, 2)(line["accuracies"])
+        return lambda line: mean_text(line["recall"][line["task"]][length], 2)
 
-    lines = [
-        {"numbers": numbers, "task": task, "accuracies": numbers["recall"][task]}
-        for task in recall
-        for numbers in results
-    ]
+    lines = [{"task": task, **numbers} for task in recall for numbers in results]
     columns = [
         Column("task", lambda line: line["task"]),
-        Column("mixer", lambda line: line["numbers"]["variant"]["name"]),
+        Column("mixer", lambda line: line["variant"]["name"]),
         *(Column(length, cell(length)) for length in lengths),
-        Column(
-            f"cache of {lengths[-1]} tokens", lambda line: f"{line['numbers']['cache_numbers']:,}"
-        ),
+        Column(f"cache of {lengths[-1]} tokens", lambda line: f"{line['cache_numbers']:,}"),
     ]
     return (
         "Share of the answers that are the most likely token, in documents of n tokens: n / 4 "

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from experiments.command_line import dataclasses_by_name
+from experiments.command_line import dataclasses_by_name, with_field
 from experiments.pretrain import Pretrain
 from experiments.studies.mixers import mixer_variants
 from experiments.studies.train_seeds import Variant
 from jaxformer import config as c
 from jaxformer.config import from_python
+from jaxformer.config.layer import NormPlacement
 from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
@@ -83,7 +84,7 @@ def make_variants(axis: str, run: Pretrain, names: Collection[str] = ()) -> list
         )
     if axis in SINGLE_FIELD_AXES:
         path, values = SINGLE_FIELD_AXES[axis]
-        variants = [with_field(base_variant, path, value, name) for name, value in values.items()]
+        variants = [named_variant(base_variant, path, x, name) for name, x in values.items()]
     else:
         variants = list(VARIANT_MAKERS[axis](base_variant, run))
     equal_to_base = (x for x in variants if replace(x, name=base_variant.name) == base_variant)
@@ -117,15 +118,10 @@ def with_model_changes(variant: Variant, name: str, **changes: Any) -> Variant:
     return replace(variant, name=name, model=replace(variant.model, **changes))
 
 
-def with_field(variant: Variant, path: str, value: Any, name: str) -> Variant:
+def named_variant(variant: Variant, path: str, value: Any, name: str) -> Variant:
     """Variant that differs in one field, for example model.attention.qk_norm."""
-
-    def set_field(whole: Any, path: str) -> Any:
-        field, _, rest = path.partition(".")
-        return replace(whole, **{field: set_field(getattr(whole, field), rest) if rest else value})
-
     field_type(variant, path)
-    return replace(set_field(variant, path), name=name)
+    return replace(with_field(variant, path, value), name=name)
 
 
 def with_parsed_field(variant: Variant, path: str, text: str) -> Variant:
@@ -134,7 +130,7 @@ def with_parsed_field(variant: Variant, path: str, text: str) -> Variant:
     value = text if text in get_args(hint) else from_python(text, dataclasses_by_name([hint]))
     if get_origin(hint) is tuple and not isinstance(value, tuple):
         value = (value,)
-    return with_field(variant, path, value, text)
+    return named_variant(variant, path, value, text)
 
 
 def field_type(config: Any, path: str) -> Any:
@@ -151,14 +147,6 @@ def field_type(config: Any, path: str) -> Any:
     return hint
 
 
-PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "res_post"], ...] = (
-    "pre",
-    "post",
-    "sandwich",
-    "res_post",
-)
-
-
 WITHOUT_WARM_UP = ", no warm-up"  # suffix of a variant's name
 
 
@@ -166,7 +154,7 @@ def placement_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
     """Every norm placement, each with the run's warm-up and without warm-up."""
     has_warmup = run.optimizer.schedule.warmup_steps > 0
     schedule = replace(run.optimizer.schedule, warmup_steps=0)
-    for placement in PLACEMENTS:
+    for placement in get_args(NormPlacement):
         # Post-norm needs no final norm, all others do.
         is_baseline = placement == run.model.norm_placement
         final = run.model.final_norm if is_baseline else placement != "post"
@@ -253,8 +241,8 @@ def softcap_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
     """Soft caps on attention scores, on logits, and on both."""
     for scores, logits in ((None, None), (50.0, None), (None, 30.0), (50.0, 30.0), (5.0, None)):
         name = f"scores {scores}, logits {logits}"
-        variant = with_field(baseline, "model.attention.logit_softcap", scores, name)
-        yield with_field(variant, "model.head.softcap", logits, name)
+        variant = named_variant(baseline, "model.attention.logit_softcap", scores, name)
+        yield named_variant(variant, "model.head.softcap", logits, name)
 
 
 def optimizer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
@@ -269,18 +257,14 @@ def optimizer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
         "Lion": (Lion(), 0.1),
         "SGD with momentum": (SGD(), 20.0),
     }
-    own_type = type(run.optimizer.optimizer)
-    unit = run.optimizer.schedule.peak / next(
-        x for kind, x in kinds.values() if type(kind) is own_type
-    )
+    own_type, schedule = type(run.optimizer.optimizer), run.optimizer.schedule
+    unit = schedule.peak / next(x for kind, x in kinds.values() if type(kind) is own_type)
     for name, (kind, times) in kinds.items():
-        rate = times * unit
-        if type(kind) is own_type:
-            yield replace(baseline, name=f"{name}, {rate:g}")
-            continue
-        schedule = replace(run.optimizer.schedule, peak=rate)
-        optimizer_config = replace(run.optimizer, optimizer=kind, schedule=schedule)
-        yield replace(baseline, name=f"{name}, {rate:g}", optimizer=optimizer_config)
+        rate, optimizer = times * unit, run.optimizer
+        if type(kind) is not own_type:
+            changed = replace(schedule, peak=rate)
+            optimizer = replace(optimizer, optimizer=kind, schedule=changed)
+        yield replace(baseline, name=f"{name}, {rate:g}", optimizer=optimizer)
 
 
 VARIANT_MAKERS: Mapping[str, Callable[[Variant, Pretrain], Iterator[Variant]]] = {

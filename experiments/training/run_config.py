@@ -1,43 +1,28 @@
-"""Run configuration, device setup and output folder."""
+"""Run configuration and device setup."""
 
 import contextlib
 import dataclasses
 import json
 import math
 import os
-import pprint
 import re
-import shlex
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 
-from experiments.command_line import RESUME_FLAGS, changed_flags
-from experiments.training import object_store as stores
 from jaxformer import functional as F
 from jaxformer import parallel
-from jaxformer.config import TransformerConfig, to_json
+from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import TokenizerConfig
-from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import DistributedConfig, MeshConfig
 from jaxformer.training.gradient import Objective
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.skip_step import SkipStepConfig
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
-LOCK_FILE = ".lock"
-RUN_FILE = "run.json"  # all fields of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +164,6 @@ class RunConfig:
         """Name of the program, for commands and folder names."""
         return type(self).__name__.lower()
 
-    def files(self) -> dict[str, str]:
-        """Additional files for the output folder: their contents, by name."""
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsConfig(RunConfig):
@@ -202,7 +183,24 @@ class EpochsConfig(RunConfig):
 
 
 AnyRunConfig = TypeVar("AnyRunConfig", bound=RunConfig)
-AnyEpochsConfig = TypeVar("AnyEpochsConfig", bound=EpochsConfig)
+
+
+def check_rows(run: Any, program: str) -> None:
+    """Raise unless the model is a decoder for the row length, and a part of the data is held out.
+
+    Args:
+        run: A run with the fields `held_out` and `length`.
+        program: What needs it, such as "DPO".
+    """
+    if not 0 < run.held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1; got {run.held_out}.")
+    longest = run.model.max_length
+    if longest is not None and run.length > longest:
+        raise ValueError(
+            f"length {run.length} is more than the {longest} learned positions of the model."
+        )
+    if not isinstance(run.model.topology, Decoder):
+        raise ValueError(f"{program} needs the topology Decoder; got {run.model.topology}.")
 
 
 def check_integers(config: Any) -> None:
@@ -248,69 +246,16 @@ def check_uses(
             raise ValueError(f"{flag[name]} and {flag[other]} cannot be combined.")
 
 
-def print_run(
-    run: AnyRunConfig,
-    runs: Mapping[str, AnyRunConfig],
-    init_run: Callable[[AnyRunConfig, str], AnyRunConfig],
-) -> str:
-    """Print the run as a diff to the nearest named run, or in full.
-
-    Args:
-        run: The run.
-        runs: Named runs.
-        init_run: Function of a named run and the value of --init that returns the run with that
-            model.
-
-    Returns:
-        The command that repeats the run in a new folder.
-    """
-    init_flags = []
-    if run.init is not None:
-        init_flags = ["--init", run.init]
-        runs = {name: _begun(named, run, init_run) for name, named in runs.items()}
-    changes = {name: [*changed_flags(run, named).values()] for name, named in runs.items()}
-    name = min(changes, key=lambda name: len(changes[name]))
-    if run.show == "all":
-        print(pprint.pformat(run, width=100), flush=True)
-    else:
-        lines = [shlex.join([name, *init_flags]), *map(shlex.join, changes[name])]
-        print("Run: " + "\n  ".join(lines), flush=True)
-    rerun_flags = [x for x in changes[name] if x[0] not in ("--output", *RESUME_FLAGS)]
-    words = [name] * (name != next(iter(runs))) + init_flags
-    words += chain(*(("--import", module) for module in IMPORTED_MODULES))
-    return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*rerun_flags)])
-
-
-def _begun(
-    named: AnyRunConfig, run: AnyRunConfig, begin: Callable[[AnyRunConfig, str], AnyRunConfig]
-) -> AnyRunConfig:
-    """A named run with the model of --init; if a resumed run cannot read it, with that of `run`."""
-    try:
-        return begin(named, str(run.init))
-    except (ValueError, OSError, ImportError):
-        if not (run.resume or run.resume_or_begin):
-            raise
-        return replace(named, init=run.init, model=run.model, tokenizer=run.tokenizer)
-
-
 # Devices
 
 
-class HasDevices(Protocol):
-    """Protocol of options with devices and distributed settings."""
-
-    @property
-    def devices(self) -> int | None: ...  # noqa: D102
-    @property
-    def distributed(self) -> bool: ...  # noqa: D102
-    @property
-    def hosts(self) -> DistributedConfig: ...  # noqa: D102
-
-
-def setup_devices(run: HasDevices) -> None:
+def setup_devices(run: Any) -> None:
     """Simulate CPU devices, initialize jax.distributed, enable the compilation cache.
 
     Only process 0 prints; the others print errors only.
+
+    Args:
+        run: Options with the fields `devices`, `distributed` and `hosts`.
 
     Raises:
         ValueError: The flags differ between processes, or --distributed is missing.
@@ -367,113 +312,7 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # most are small
 
 
-def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+def flatten(tree: Any) -> dict[str, Any]:
     """Leaves of nested dicts and lists, keyed by their dotted path."""
-    if isinstance(tree, dict | list):
-        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        parts = [flatten(value, f"{path}.{name}" if path else str(name)) for name, value in items]
-        return {name: leaf for part in parts for name, leaf in part.items()}
-    return {path: tree}
-
-
-# The folder
-
-
-@contextlib.contextmanager
-def open_output_folder(run: RunConfig) -> Iterator[Path]:
-    """Open and lock the output folder, the same for all processes; see `choose_folder`.
-
-    For a run in an object store, it is the local folder of its small files; see `stores`.
-
-    Raises:
-        ValueError: Another process has locked the folder, it has an earlier run, there is no run to
-            resume, or its store cannot be reached.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def claim_folder() -> str:
-            folder = choose_folder(run)
-            there = stores.reached(folder, writes=True)
-            stack.enter_context(lock_folder(stores.local_path(folder)))
-            if run.resume and not any((there / "checkpoints").glob("[0-9]*")):
-                raise ValueError(
-                    f"There is no checkpoint in {there / 'checkpoints'}. Pass another --output, or "
-                    "start a run without --resume."
-                )
-            run_files = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
-            existing = [name for name in run_files if (there / name).exists()]
-            if existing and not (run.resume or run.resume_or_begin):
-                raise ValueError(
-                    f"{folder} already has {', '.join(existing)} of an earlier run. Pass --resume "
-                    "to resume it (--resume-or-begin if it may have no checkpoint yet), or another "
-                    "--output."
-                )
-            return str(folder)
-
-        folder = Path(parallel.broadcast_from_process_0(claim_folder))
-        yield stores.download(folder)
-        if parallel.is_primary_process():
-            stores.upload(folder)
-
-
-def choose_folder(run: RunConfig) -> Path:
-    """The folder of --output; else a new runs/NAME-N, or the newest one with --resume."""
-    if run.output is not None:
-        return run.output
-    # A run without a checkpoint cannot be resumed.
-    earlier = Path("runs").glob(f"{run.name}-*/checkpoints" if run.resume else f"{run.name}-*")
-    names = [f.parts[1].removeprefix(f"{run.name}-") for f in earlier]
-    newest = max((int(name) for name in names if name.isdigit()), default=0)
-    if run.resume and not newest:
-        raise ValueError(f"No runs/{run.name}-N has a checkpoint to resume; pass --output FOLDER.")
-    if run.resume:
-        return Path("runs") / f"{run.name}-{newest}"
-    return new_folder(f"runs/{run.name}", newest + 1)
-
-
-def new_folder(name: str, number: int) -> Path:
-    """Create the first free folder NAME-N, counting up from `number`."""
-    while True:
-        folder = Path(f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:  # created by another run
-            number += 1
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder for the block; the operating system releases the lock if the process dies.
-
-    Args:
-        folder: Created if missing; removed at the end if it is empty.
-
-    Raises:
-        ValueError: Another process has locked it; or it is a file, or in an object store.
-    """
-    try:
-        stores.here(folder).mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"output must name a folder; {folder} is a file, or in one.") from None
-    with open(folder / LOCK_FILE, "a+") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ValueError(
-                f"{folder} is locked by process {file.read()}. Wait until it ends, stop it, or "
-                "pass another --output."
-            ) from None
-        except OSError:  # this file system has no locks
-            pass
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
-                (folder / LOCK_FILE).unlink()
-                folder.rmdir()
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    return {jax.tree_util.keystr(at, simple=True, separator="."): leaf for at, leaf in leaves}

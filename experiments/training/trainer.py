@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import json
 import logging
 import sys
 import time
@@ -16,11 +18,15 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from experiments.load_model import load_initial_params, write_beginning
+from experiments.load_model import load_initial_params
+from experiments.training import early_end
 from experiments.training import object_store as stores
-from experiments.training.memory_checks import check_compiled_memory, check_memory, memory_advice
-from experiments.training.resume import checkpoint_description, find_start_step, report_early_end
-from experiments.training.run_config import RUN_FILE, RunConfig, select_devices
+from experiments.training.memory_advice import memory_advice
+from experiments.training.memory_checks import check_compiled_memory, check_memory
+from experiments.training.output_folder import RUN_FILE, tokenizer_digest, write_beginning
+from experiments.training.profile import write_profile
+from experiments.training.resume import has_checkpoint, step_to_resume
+from experiments.training.run_config import RunConfig, flatten, select_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import PretrainedTokenizer, Tokenizer
@@ -29,25 +35,23 @@ from jaxformer.interop import fetch_folder
 from jaxformer.interop.save import choose_family
 from jaxformer.layers import Transformer
 from jaxformer.parallel.chips import chip_from_device_kind
-from jaxformer.training import loop, train_step
+from jaxformer.training import loop, metrics, train_step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import AnyBatch
-from jaxformer.training.metrics import (
-    JsonLinesWriter,
-    MetricWriter,
-    MultiWriter,
-    TensorBoardWriter,
-    WandbWriter,
-    check_wandb_login,
-)
 from jaxformer.training.optimizers import learning_rate_schedule, make_optimizer
-from jaxformer.training.profiling import Profile, profile, profile_tables
 from jaxformer.training.progress import Progress, format_count
-from jaxformer.training.signals import defer_signals
+from jaxformer.training.signals import defer_signals, raise_on_signals
 
 WAIT_SECONDS = 0.1  # between looks for signals while a batch is not ready
 RATES_PER_BLOCK = 4096  # learning rates computed in one call
 MIN_WINDOW_SECONDS, MIN_WINDOW_STEPS = (1.0, 8)  # shortest window of the mean throughput
+# A resumed run may not change these fields, since they change its result. Devices, remat and scan
+# may change; they change rounding, and devices the random bits of dropout.
+FIXED_FIELDS = (
+    "model", "tokenizer", "chat_template", "held_out", "held_out_bytes", "length",
+    "source_lengths", "batch_size", "group", "gradient_accumulation_steps", "schedule_steps",
+    "optimizer", "objective", "expert_capacity_factor", "dtype", "seed",
+)  # fmt: skip
 
 
 class TrainSetup(NamedTuple):
@@ -115,7 +119,7 @@ def print_export_note(config: TransformerConfig) -> None:
 def check_wandb() -> str:
     """Raise unless this machine is logged in to Weights & Biases."""
     try:
-        check_wandb_login()
+        metrics.check_wandb_login()
     except ImportError as error:
         raise ValueError(str(error)) from error
     return ""
@@ -149,17 +153,22 @@ class Evaluation(NamedTuple):
     loss: float
 
 
+TrainResult = tuple[Any, dict[str, float]]  # final parameters, metrics of their evaluation
+
+
 class TrainData(Protocol):
     """What a run trains with and is evaluated on.
 
     Attributes:
         tokenizer: Tokenizer, which is saved beside the checkpoints.
         sequence_length: Row length in tokens; with an encoder, of the targets.
+        rows_per_epoch: Rows of an epoch; None if they are not known.
         get_batch: Function of k that returns the sharded batch of step k + 1.
     """
 
     tokenizer: Tokenizer
     sequence_length: int
+    rows_per_epoch: int | None = None
     get_batch: Callable[[int], AnyBatch]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -182,16 +191,16 @@ class TrainData(Protocol):
         """Prepare for the steps after `step`, with the parameters after it."""
         return
 
-    def evaluate(
-        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> Evaluation:
-        """Evaluate the parameters after a step; `checkpoints` are those of the run so far."""
+    def evaluate(self, step: int, params: Any, recorder: "Recorder") -> Evaluation:
+        """Evaluate the parameters after a step; `recorder` has the progress and checkpoints."""
+        ...
+
+    def report(self, result: TrainResult | None) -> None:
+        """Print the result at the end of the run; there is None if it was already complete."""
         ...
 
 
-def train_run(
-    run: RunConfig, setup: TrainSetup, train_data: TrainData
-) -> tuple[Any, dict[str, float]] | None:
+def train_run(run: RunConfig, setup: TrainSetup, train_data: TrainData) -> TrainResult | None:
     """Train up to `run.steps`, with logging, evaluation and checkpoints.
 
     If the run ends early, the process ends with a message; see `report_early_end`.
@@ -209,7 +218,10 @@ def train_run(
     ):
         run.check_profiled_steps()
         description = checkpoint_description(run, train_data.tokenizer, train_data.fingerprint())
-        start_step = find_start_step(run, setup.local_folder, checkpoints, description)
+        parallel.check_equal_across_processes(flatten(description))
+        start_step: int | None = 0
+        if run.resume or (run.resume_or_begin and has_checkpoint(checkpoints)):
+            start_step = step_to_resume(run, setup.local_folder, checkpoints, description)
         if start_step is None:
             return None
         metadata = parallel.parameter_metadata(run.model)
@@ -225,23 +237,64 @@ def train_run(
                 raise signals.to_error()
         train_data.prepare(start_step, state.params)
         write_run_files(run, setup.local_folder, train_data, start_step)
-        with open_recorder(
-            run, setup, train_data, checkpoints, description, start_step
-        ) as recorder:
+        writers = make_writers(run, setup.local_folder, description, start_step)
+        title = f"{format_count(costs.num_parameters(run.model))} parameters, "
+        title += f"{setup.mesh.size} device(s)"
+        meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
+        with (
+            metrics.MultiWriter(writers) as writer,
+            Progress(run.steps, start_step=start_step, title=title) as progress,
+        ):
+            recorder = Recorder(
+                run, setup, train_data, checkpoints, description, meter, writer, progress
+            )
             state = run_steps(recorder, update, state, start_step)
             return state.params, recorder.evaluate(run.steps, state.params).metrics
+
+
+def checkpoint_description(
+    run: RunConfig, tokenizer: Tokenizer, fingerprint: dict[str, Any]
+) -> dict[str, Any]:
+    """Description saved with a checkpoint: every setting that affects the result, and the data."""
+    run_json = json.loads(to_json(run))
+    return {
+        "config": run_json["model"],
+        "run": {name: run_json[name] for name in FIXED_FIELDS if name in run_json},
+        "tokenizer": tokenizer_digest(tokenizer),
+        **fingerprint,
+    }
+
+
+@contextlib.contextmanager
+def report_early_end(
+    run: RunConfig, checkpoints: Checkpoints, output: epath.PathLike
+) -> Iterator[None]:
+    """If the run ends early, print the last checkpoint and the command to resume.
+
+    JAX may abort one of several processes before that, so with several the command is also printed
+    at the start.
+    """
+    if jax.process_count() > 1:
+        words = "If one process stops, all stop. To resume, start every process again with:"
+        early_end.print_error(f"{words}\n  {early_end.resume_command(run, output)}")
+    try:
+        with raise_on_signals():
+            yield
+    except BaseException as error:
+        early_end.exit_if_explained(run, checkpoints, output, error)
+        raise
 
 
 class Recorder(NamedTuple):
     """Logs the steps of a run, evaluates its parameters and saves its state."""
 
     run: RunConfig
-    folder: Path
+    setup: TrainSetup
     train_data: TrainData
     checkpoints: Checkpoints
     description: dict[str, Any]
     meter: "ThroughputMeter"
-    metrics: MultiWriter
+    writer: metrics.MultiWriter
     progress: Progress
 
     def log(self, results: list[loop.StepResult]) -> None:
@@ -258,42 +311,20 @@ class Recorder(NamedTuple):
                 numbers["gradient_norm"] = result.gradient_norm
                 if result.max_expert_load is not None:
                     numbers["max_expert_load"] = result.max_expert_load
-                self.metrics.write(result.step, {**numbers, **skipped})
+                self.writer.write(result.step, {**numbers, **skipped})
 
     def evaluate(self, step: int, params: Any) -> Evaluation:
         """Evaluate the parameters and write the metrics."""
-        evaluation = self.train_data.evaluate(step, params, self.checkpoints, self.progress)
-        self.metrics.write(step, evaluation.metrics)
+        evaluation = self.train_data.evaluate(step, params, self)
+        self.writer.write(step, evaluation.metrics)
         return evaluation
 
     def save(self, step: int, state: train_step.TrainState, loss: float | None) -> None:
         """Save a checkpoint, and upload the small files of a run in an object store."""
-        write_data_files(self.folder, self.train_data)
+        write_data_files(self.setup.local_folder, self.train_data)
         self.checkpoints.save(step, state, self.description, loss=loss)
         if parallel.is_primary_process() and self.run.output is not None:
             stores.upload(self.run.output)
-
-
-@contextlib.contextmanager
-def open_recorder(
-    run: RunConfig,
-    setup: TrainSetup,
-    train_data: TrainData,
-    checkpoints: Checkpoints,
-    description: dict[str, Any],
-    start_step: int,
-) -> Iterator[Recorder]:
-    """Open the metric writers and the progress display."""
-    meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
-    num_parameters = format_count(costs.num_parameters(run.model))
-    title = f"{num_parameters} parameters, {setup.mesh.size} device(s)"
-    with (
-        MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
-        Progress(run.steps, start_step=start_step, title=title) as progress,
-    ):
-        yield Recorder(
-            run, setup.local_folder, train_data, checkpoints, description, meter, metrics, progress
-        )
 
 
 def run_steps(
@@ -316,10 +347,15 @@ def run_steps(
         return not is_last and not recorder.train_data.is_ready(step)
 
     with defer_signals() as signals, contextlib.ExitStack() as trace:
-        profiler = StepProfiler(recorder, trace)
+
+        def profile_from(step: int) -> None:
+            if step == profiled.start and parallel.is_primary_process():
+                folder = recorder.setup.local_folder / "profile"
+                trace.enter_context(write_profile(folder, len(profiled), recorder.progress.print))
+
         if 0 < profiled.start <= start_step:
             recorder.progress.print(f"Not profiled: {run.profile_steps} starts before this start.")
-        profiler.start_before(start_step + 1)
+        profile_from(start_step + 1)
         steps = loop.train_steps(
             state,
             update,
@@ -330,7 +366,8 @@ def run_steps(
             max_consecutive_skips=run.skip_step.max_consecutive_skips,
         )
         for step, state, results in steps:
-            profiler.stop_after(step)
+            if step + 1 == profiled.stop:
+                trace.close()
             recorder.log(results)
             loss = None
             if step % run.evaluate_every == 0 and step < run.steps:
@@ -348,33 +385,10 @@ def run_steps(
                     if step % run.save_every:  # else it is saved
                         recorder.save(step, state, None)
                     raise signals.to_error()
-            profiler.start_before(step + 1)
+            profile_from(step + 1)
         if signals.should_stop(run.steps + 1):  # received while the last state was saved
             raise signals.to_error()
     return state
-
-
-class StepProfiler:
-    """Profiles --profile-steps of process 0."""
-
-    def __init__(self, recorder: Recorder, trace: contextlib.ExitStack):
-        """Set up the profiler; `trace` ends the trace if the run ends within it."""
-        self._steps = recorder.run.profiled_steps if parallel.is_primary_process() else range(0)
-        self._folder, self._print = recorder.folder / "profile", recorder.progress.print
-        self._trace, self._profiles = trace, list[list[Profile]]()
-
-    def start_before(self, step: int) -> None:
-        """Start the trace if the step is the first of them."""
-        if self._steps and step == self._steps.start:
-            self._profiles.append(self._trace.enter_context(profile(self._folder)))
-
-    def stop_after(self, step: int) -> None:
-        """End the trace if the step is the last of them, and write the tables."""
-        if self._profiles and step + 1 == self._steps.stop:
-            self._trace.close()
-            tables = profile_tables(self._profiles[0][0], len(self._steps))
-            (self._folder / "profile.md").write_text(tables, encoding="utf-8")
-            self._print(f"{tables.splitlines()[0]} See {self._folder / 'profile.md'}.")
 
 
 def compile_train_step(
@@ -424,12 +438,11 @@ def batch_shapes(batch: AnyBatch) -> tuple[tuple[int, ...], ...]:
 @contextlib.contextmanager
 def print_logged_choices() -> Iterator[None]:
     """Print what the library logs about its choices, each line once."""
-    log, lines = logging.getLogger("jaxformer"), dict[str, None]()
+    log, lines = logging.getLogger("jaxformer"), dict[str, bool]()
     level = log.level
 
     def catch(record: logging.LogRecord) -> bool:
-        lines[record.getMessage()] = None
-        return False
+        return lines.setdefault(record.getMessage(), False)  # it is not passed on
 
     log.addFilter(catch)
     log.setLevel(logging.INFO)
@@ -453,14 +466,14 @@ def init_or_restore_state(
     if start_step == 0:
         params = None
         if run.init is not None:
-            dtype = "float32" if run.model.adapter is None else run.model.adapter.base_dtype
-            folder = fetch_folder(run.init)
-            params = load_initial_params(folder, setup.mesh, dtype, run.model.adapter)
+            folder, adapter = fetch_folder(run.init), run.model.adapter
+            dtype = "float32" if adapter is None else adapter.base_dtype
+            params = load_initial_params(folder, setup.mesh, dtype, adapter)
             print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)
-    abstract_state = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
-    state = checkpoints.restore(start_step, abstract_state)
+    state: Any = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
+    state = checkpoints.restore(start_step, state)
     print(f"Resumed from step {start_step}.")
     return state
 
@@ -469,12 +482,11 @@ def write_run_files(run: RunConfig, folder: Path, train_data: TrainData, start_s
     """Write run.json and the tokenizer; for a new run also the copies of the files of --init."""
     if not parallel.is_primary_process():
         return
-    tokenizer = train_data.tokenizer
-    write_data_files(folder, train_data)
     if start_step == 0:
-        write_beginning(run, tokenizer, folder)
+        write_beginning(run, train_data.tokenizer, folder)
     elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged
-        tokenizer.save(folder)
+        train_data.tokenizer.save(folder)
+    write_data_files(folder, train_data)
     (folder / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
 
 
@@ -487,20 +499,21 @@ def write_data_files(folder: Path, train_data: TrainData) -> None:
 
 def make_writers(
     run: RunConfig, output: Path, description: dict[str, Any], start_step: int
-) -> list[MetricWriter]:
+) -> list[metrics.MetricWriter]:
     """Metric writers of process 0, resumed so that they drop lines after `start_step`."""
     if not parallel.is_primary_process():
         return []
     resume_from = start_step if run.resume or run.resume_or_begin else None
     file = output / "metrics.jsonl"
-    metric_writers: list[MetricWriter] = [JsonLinesWriter(file, resume_from=resume_from)]
+    writers: list[metrics.MetricWriter] = [metrics.JsonLinesWriter(file, resume_from=resume_from)]
     if start_step >= run.log_every and not file.stat().st_size:
         print(f"{file} has no metrics of the first {start_step} steps.", file=sys.stderr)
     if run.tensorboard:
-        metric_writers.append(TensorBoardWriter(output / "tensorboard", resume_from=resume_from))
+        folder = output / "tensorboard"
+        writers.append(metrics.TensorBoardWriter(folder, resume_from=resume_from))
     if run.wandb is not None:
-        metric_writers.append(WandbWriter(run.wandb, output.name, description))
-    return metric_writers
+        writers.append(metrics.WandbWriter(run.wandb, output.name, description))
+    return writers
 
 
 class ThroughputMeter:
@@ -518,18 +531,18 @@ class ThroughputMeter:
             flops_per_token = costs.training_flops_per_token(run.model, length)
             self.mfu_per_token = flops_per_token / (chip.peak_flops * mesh.size)  # per second
         schedule = learning_rate_schedule(run.optimizer, run.planned_steps)
-        self._rates_from = jax.jit(jax.vmap(schedule))
-        self._rates: tuple[int, Any] = -1, None
+        rates_from = jax.jit(jax.vmap(schedule))
+        in_block = np.arange(RATES_PER_BLOCK, dtype=np.int32)
+        # In blocks: single calls would queue behind the train steps on the device.
+        self._rates = functools.cache(
+            lambda block: jax.device_get(rates_from(block * RATES_PER_BLOCK + in_block))
+        )
         self.reset()
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
-        # In blocks: single calls would queue behind the train steps on the device.
         block, index_in_block = divmod(step - 1, RATES_PER_BLOCK)
-        if block != self._rates[0]:
-            steps = block * RATES_PER_BLOCK + np.arange(RATES_PER_BLOCK, dtype=np.int32)
-            self._rates = block, jax.device_get(self._rates_from(steps))
-        return float(self._rates[1][index_in_block])
+        return float(self._rates(block)[index_in_block])
 
     def reset(self) -> None:
         """Exclude the time since the last step (evaluation, checkpoints) from the throughput."""
@@ -560,8 +573,7 @@ class ThroughputMeter:
         shared = {"tokens_per_second": speed}
         if self.mfu_per_token is not None:
             shared["mfu"] = speed * self.mfu_per_token
-        rates = [self.learning_rate(result.step) for result in results]
         return [
-            (result, {"loss": result.loss, "learning_rate": rate, **shared})
-            for result, rate in zip(results, rates, strict=True)
+            (x, {"loss": x.loss, "learning_rate": self.learning_rate(x.step), **shared})
+            for x in results
         ]

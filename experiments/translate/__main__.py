@@ -15,6 +15,7 @@ Signals are handled as in `experiments.pretrain`.
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import run_from_checkpoint
-from experiments.training.resume import load_resumed_run, own_beginning, with_fixed_schedule
-from experiments.training.run_config import open_output_folder, print_run, setup_devices
-from experiments.training.trainer import (
-    Evaluation,
-    TrainData,
-    TrainSetup,
-    check_vocabulary,
-    make_train_setup,
-    train_run,
-)
+from experiments.training.program import run_program, train
+from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
@@ -41,7 +32,7 @@ from jaxformer import data
 from jaxformer.generation import Beam, Greedy, Sampler, generate
 from jaxformer.parallel import put_batch
 from jaxformer.training.checkpoints import Checkpoints
-from jaxformer.training.progress import Progress, format_count, format_duration, sanitize_text
+from jaxformer.training.progress import format_count, format_duration, sanitize_text
 
 TARGET_LENGTH = len("1987-04-02") + 1  # with the end of text
 NUM_TOKENIZER_TEXTS = 5_000  # texts that show every character
@@ -52,24 +43,8 @@ Decoded = dict[str, list[str]]  # the decoded held-out texts, by decoding method
 
 def main(run: Translate) -> Path:
     """Train, decode held-out dates and report; returns the output folder."""
-    since = time.monotonic()
-    setup_devices(run)
-    with open_output_folder(run) as output:
-        rerun_command = print_run(run, RUNS, run_from_checkpoint)
-        run = with_fixed_schedule(run, output)
-        setup = make_train_setup(
-            run, output, length=TARGET_LENGTH, source_lengths=run.source_lengths
-        )
-        tokenizer = make_tokenizer(own_beginning(run, output))
-        check_vocabulary(run.model, tokenizer.vocab_size, init=run.init)
-        dates = DateData(run, tokenizer, setup)
-        if train_run(run, setup, dates) is not None:
-            held_out = held_out_dates(run, run.held_out_texts)
-            report = "\n".join(format_report(held_out, dates.decoded))
-            print(sanitize_text(report, sys.stdout))
-        print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
-    return output
+    make_data, sources = partial(DateData, started_at=time.monotonic()), run.source_lengths
+    return train(run, RUNS, make_data, length=TARGET_LENGTH, source_lengths=sources)
 
 
 def make_tokenizer(run: Translate) -> data.Tokenizer:
@@ -103,12 +78,13 @@ class DateData(TrainData):
 
     sequence_length = TARGET_LENGTH
 
-    def __init__(self, run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup):
-        """Prepare batches of the texts of this run."""
-        self._run, self._mesh, self.tokenizer = run, setup.mesh, tokenizer
+    def __init__(self, run: Translate, setup: TrainSetup, *, started_at: float):
+        """Prepare batches of the texts of this run, which started at this time."""
+        self._run, self._mesh, self._started_at = run, setup.mesh, started_at
+        self.tokenizer = make_tokenizer(run)
         self._batches = data.PairBatches(
             lambda i: written_date(i, seed=run.seed).pair,
-            tokenizer,
+            self.tokenizer,
             batch_size=run.batch_size,
             lengths=data.PaddedLengths(run.source_lengths, TARGET_LENGTH),
             group=run.group,
@@ -127,24 +103,31 @@ class DateData(TrainData):
             sized = self._batches[step]._replace(source=blank, source_segments=blank)
             yield put_batch(sized, self._mesh, size)
 
-    def evaluate(
-        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
-    ) -> Evaluation:
+    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
         """Exact match; after the last step of averaged parameters, also with beam search."""
-        run, last = self._run, step == self._run.steps
+        run, last = self._run, step == recorder.run.steps
         dates = held_out_dates(run, run.held_out_texts if last else run.evaluate_texts)
         ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
         if last:
             ways["beam"] = run.beam
-            params = average_checkpoints(checkpoints, params, count=run.average)
+            params = average_checkpoints(recorder.checkpoints, params, count=run.average)
         for name, sampler in ways.items():
             texts = decode_dates(run, params, self._mesh, self.tokenizer, dates, sampler)
             self.decoded[name] = list(texts)
         shares = {name: exact_match(dates, texts) for name, texts in self.decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-        progress.print(f"step {step:,}: exact match {shown} of {len(dates)} held-out texts")
+        recorder.progress.print(
+            f"step {step:,}: exact match {shown} of {len(dates)} held-out texts"
+        )
         metrics = {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
         return Evaluation(metrics, loss=-shares["greedy"])
+
+    def report(self, result: TrainResult | None) -> None:
+        """Print exact match by form, some examples, and the wall time."""
+        if result is not None:
+            dates = held_out_dates(self._run, self._run.held_out_texts)
+            print(sanitize_text("\n".join(format_report(dates, self.decoded)), sys.stdout))
+        print(f"\nWall time: {format_duration(time.monotonic() - self._started_at)}.")
 
 
 def average_checkpoints(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
@@ -209,22 +192,16 @@ def format_report(dates: Sequence[WrittenDate], decoded: Decoded) -> Iterator[st
         "Chinese": {name for name in forms if FORMS[name].language == "zh"},
         "all": set(forms),
     }
+    targets = np.array([date.pair.target for date in dates], object)
+    is_right = np.array([targets == np.array(texts, object) for texts in decoded.values()])
     yield "\nExact match on held-out texts:\n"
     yield "    greedy      beam  texts  form"
     for name, members in groups.items():
-        picked = [i for i, date in enumerate(dates) if date.form in members]
-        if not picked:
-            continue
-        group_dates = [dates[i] for i in picked]
-        shares = (
-            exact_match(group_dates, [texts[i] for i in picked]) for texts in decoded.values()
-        )
-        yield "  ".join([*(f"{share:>8.2%}" for share in shares), f"{len(picked):>5}", name])
-    wrong = [
-        i
-        for i, date in enumerate(dates)
-        if any(texts[i] != date.pair.target for texts in decoded.values())
-    ]
+        picked = [date.form in members for date in dates]
+        if any(picked):
+            shares = (f"{share:>8.2%}" for share in is_right[:, picked].mean(axis=1))
+            yield "  ".join([*shares, f"{sum(picked):>5}", name])
+    wrong = np.flatnonzero(~is_right.all(axis=0))
     shown = range(0, min(len(dates), NUM_EXAMPLES * 7), 7)  # of eight different forms
     for title, numbers in (("Examples", shown), ("Errors", wrong[:NUM_EXAMPLES])):
         if len(numbers):
@@ -243,5 +220,4 @@ def format_example(date: WrittenDate, written: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))
+    run_program(main, RUNS, __doc__)

@@ -14,13 +14,9 @@ import pytest
 
 from experiments import evaluate, export, finetune, pretrain
 from experiments.command_line import parse_run
-from experiments.load_model import (
-    learned_stop,
-    load_model,
-    run_from_checkpoint,
-    stop_tokens,
-    write_beginning,
-)
+from experiments.load_model import learned_stop, load_model, run_from_checkpoint, stop_tokens
+from experiments.training.output_folder import write_beginning
+from experiments.training.program import with_epochs_as_steps
 from experiments.training.resume import load_resumed_run
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
@@ -316,7 +312,7 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
         **dict.fromkeys(("end_of_text", "num_documents", "num_bytes", "num_targets"), 1),
     )
     run = replace(finetune.RUNS["default"], batch_size=batch_size, epochs=epochs)
-    run = pretrain.with_epochs_as_steps(run, packed.epoch)
+    run = with_epochs_as_steps(run, packed.epoch)
     assert capsys.readouterr().out == f"Epochs: {epochs:g}, steps: {steps}.\n"
     assert (run.epochs, run.steps) == (None, steps)
 

@@ -13,8 +13,9 @@ import pytest
 from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.pretrain import RUNS
-from experiments.training import resume
+from experiments.training import early_end
 from experiments.training.run_config import setup_devices
+from experiments.training.trainer import report_early_end
 from jaxformer.parallel import DistributedConfig
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -177,10 +178,10 @@ def test_what_may_be_the_fault_of_others_ends_a_process_at_once(
 
     def end():
         checkpoints = Checkpoints(tmp_path / "checkpoints")
-        with resume.report_early_end(RUNS["tiny"], checkpoints, tmp_path):
+        with report_early_end(RUNS["tiny"], checkpoints, tmp_path):
             raise error
 
-    monkeypatch.setattr(resume.os, "_exit", leave)
+    monkeypatch.setattr(early_end.os, "_exit", leave)
     with pytest.raises(type(error)):
         end()
     monkeypatch.setattr(jax, "process_count", lambda: 2)

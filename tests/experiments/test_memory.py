@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.pretrain import RUNS
+from experiments.training import memory_advice as advice
 from experiments.training import memory_checks as memory
-from experiments.training.resume import report_early_end
+from experiments.training.trainer import report_early_end
 from jaxformer.parallel import MeshConfig
 from jaxformer.training.checkpoints import Checkpoints
 
@@ -29,15 +30,15 @@ def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers
     need = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     monkeypatch.setattr(memory, "device_memory_limit", lambda: need - 1)
     monkeypatch.setattr(memory, "format_gib", lambda size: f"{size} bytes")
-    with pytest.raises(memory.TooLargeError) as refused:
-        memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN))
+    with pytest.raises(advice.TooLargeError) as refused:
+        memory.check_compiled_memory(program, lambda: advice.memory_advice(RUN))
     assert str(refused.value) == (
         f"The train step needs {need} bytes per device ({analysis.argument_size_in_bytes} bytes "
         f"for parameters, optimizer state and batch, {analysis.temp_size_in_bytes} bytes "
         f"temporary), but a device has {need - 1} bytes.\n{HELP}"
     )
     monkeypatch.setattr(memory, "device_memory_limit", lambda: need)
-    assert memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN)) is None
+    assert memory.check_compiled_memory(program, lambda: advice.memory_advice(RUN)) is None
 
 
 def test_a_cpu_has_its_share_of_the_machines_memory():
@@ -65,12 +66,12 @@ def test_a_cpu_has_its_share_of_the_machines_memory():
 )
 def test_what_is_suggested_fits_the_devices(changes, suggestions):
     run = replace(RUN, remat="full", scan=True, **changes)
-    lines = [line.strip() for line in memory.memory_advice(run).splitlines()[1:]]
+    lines = [line.strip() for line in advice.memory_advice(run).splitlines()[1:]]
     assert lines[: len(suggestions)] == suggestions and len(lines) <= 3
     fitting = [
         flags
-        for flags, _, changed in memory.memory_saving_changes(run)
-        if memory.mesh_fits(changed)
+        for flags, _, changed in advice.memory_saving_changes(run)
+        if advice.mesh_fits(changed)
     ]
     assert sum(line.startswith("--") for line in lines) == len(fitting[:3])
 
@@ -84,7 +85,7 @@ def test_what_is_suggested_fits_the_devices(changes, suggestions):
             f"bytes.\n{HELP}\nNo checkpoint was saved yet.\n",
         ),
         (
-            memory.TooLargeError("The train step needs 9."),
+            advice.TooLargeError("The train step needs 9."),
             "error: The train step needs 9.\nNo checkpoint was saved yet.\n",
         ),
     ],

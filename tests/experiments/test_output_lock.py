@@ -11,13 +11,13 @@ import pytest
 
 from experiments import ablate
 from experiments.benchmark import run as benchmark
-from experiments.training.run_config import lock_folder, new_folder
+from experiments.training.output_folder import lock_folder, new_folder
 from tests.experiments.processes import ROOT
 
 HOLDER = """
 import sys
 from pathlib import Path
-from experiments.training.run_config import lock_folder
+from experiments.training.output_folder import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -21,10 +21,12 @@ from etils import epath
 
 from experiments import pretrain
 from experiments.command_line import parse_run, readable_errors
-from experiments.load_model import load_model, run_from_checkpoint
+from experiments.load_model import load_model
+from experiments.training.output_folder import open_output_folder
 from experiments.training.plot import plot_run
-from experiments.training.resume import load_resumed_run, with_fixed_schedule
-from experiments.training.run_config import flatten, print_run
+from experiments.training.program import print_run, with_fixed_schedule
+from experiments.training.resume import load_resumed_run
+from experiments.training.run_config import flatten
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import (
@@ -519,7 +521,7 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
 
 
 def test_all_of_a_run_is_shown_where_that_is_asked_for(capsys):
-    print_run(replace(BASE, show="all"), pretrain.RUNS, run_from_checkpoint)
+    print_run(replace(BASE, show="all"), pretrain.RUNS)
     output = capsys.readouterr().out
     assert (
         output.startswith("Pretrain(model=TransformerConfig(vocab_size=257,") and "seed=0" in output
@@ -568,7 +570,7 @@ def test_a_folder_with_files_of_those_names_is_refused(name):
 
 def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
     def folder(**fields):
-        with pretrain.open_output_folder(replace(BASE, output=None, **fields)) as path:
+        with open_output_folder(replace(BASE, output=None, **fields)) as path:
             return str(path)
 
     assert folder() == "runs/pretrain-1"
@@ -581,7 +583,7 @@ def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
 
 def test_two_runs_at_once_take_two_folders_and_one_that_is_named_only_once(capsys):
     run = replace(BASE, output=None)
-    with pretrain.open_output_folder(run) as first, pretrain.open_output_folder(run) as second:
+    with open_output_folder(run) as first, open_output_folder(run) as second:
         assert (str(first), str(second)) == ("runs/pretrain-1", "runs/pretrain-2")
         held = rf"runs/pretrain-1 is locked by process {os.getpid()} on \S+\. Wait until"
         for fields in ({}, {"resume": True}, {"resume_or_begin": True}):

@@ -11,7 +11,7 @@ from experiments.benchmark.run import Benchmark
 from experiments.command_line import parse_args, parse_run
 from experiments.load_model import load_model
 from experiments.training.object_store import local_path, storage_path
-from experiments.training.run_config import lock_folder, open_output_folder
+from experiments.training.output_folder import lock_folder, open_output_folder
 from experiments.translate import runs
 
 PROGRAMS = {

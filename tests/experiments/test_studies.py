@@ -37,7 +37,7 @@ from experiments.studies.train_seeds import (
     num_sharing_devices,
     train_seeds,
 )
-from experiments.studies.variants import AXES, make_variants, with_field
+from experiments.studies.variants import AXES, make_variants, named_variant
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
 from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata, put_batch
@@ -328,7 +328,7 @@ def test_any_field_of_a_run_is_an_axis(small, path, text, value):
     baseline, other = make_variants(path.replace("_", "-"), small, [text])  # as in flags
     assert other.name == text and operator.attrgetter(path)(other) == value
     default = operator.attrgetter(path)(baseline)
-    assert default != value and with_field(other, path, default, baseline.name) == baseline
+    assert default != value and named_variant(other, path, default, baseline.name) == baseline
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""The course of a training program: print the run, prepare model and data, train, report."""
+
+import math
+import pprint
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from experiments.command_line import RESUME_FLAGS, changed_flags, parse_run
+from experiments.load_model import run_from_checkpoint
+from experiments.training import trainer
+from experiments.training.output_folder import RUN_FILE, goes_on, open_output_folder, own_beginning
+from experiments.training.resume import load_resumed_run
+from experiments.training.run_config import AnyRunConfig, EpochsConfig, RunConfig, setup_devices
+from experiments.training.trainer import TrainData, TrainSetup
+from jaxformer.data import max_vocab_size
+from jaxformer.errors import IMPORTED_MODULES, readable_errors
+from jaxformer.json_files import get_field, read_json
+
+
+def run_program(
+    main: Callable[[AnyRunConfig], Any], runs: Mapping[str, AnyRunConfig], description: str
+) -> None:
+    """Parse the command line and call `main`; errors of the user print one sentence."""
+    with readable_errors():
+        hooks: Any = {"init_run": run_from_checkpoint, "resume_run": load_resumed_run}
+        main(parse_run(runs, description, **hooks))
+
+
+def train(
+    run: AnyRunConfig,
+    runs: Mapping[str, AnyRunConfig],
+    make_data: Callable[[AnyRunConfig, TrainSetup], TrainData],
+    *,
+    length: int,
+    source_lengths: Sequence[int] = (),
+) -> Path:
+    """Print the run, prepare model and data, train, report.
+
+    Args:
+        run: The run.
+        runs: Named runs.
+        make_data: Function that prepares the data. It gets the run with the model and tokenizer
+            that it began with, also when it resumes.
+        length: Row length in tokens; with an encoder, of the targets.
+        source_lengths: Padded lengths of the sources, increasing.
+
+    Returns:
+        The output folder.
+    """
+    setup_devices(run)
+    with open_output_folder(run) as output:
+        if not goes_on(run, output):
+            check_length(run, runs)
+        rerun_command = print_run(run, runs)
+        begun = own_beginning(run, output)
+        trainer.check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
+        setup = trainer.make_train_setup(run, output, length=length, source_lengths=source_lengths)
+        train_data = make_data(begun, setup)
+        trainer.check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)
+        run = with_fixed_schedule(with_epochs_as_steps(run, train_data.rows_per_epoch), output)
+        train_data.report(trainer.train_run(run, setup, train_data))
+        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
+    return output
+
+
+def print_run(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> str:
+    """Print the run as a diff to the nearest named run, or in full.
+
+    Returns:
+        The command that repeats the run in a new folder.
+    """
+    init_flags = []
+    if run.init is not None:
+        init_flags = ["--init", run.init]
+        runs = {name: _begun(named, run) for name, named in runs.items()}
+    changes = {name: [*changed_flags(run, named).values()] for name, named in runs.items()}
+    name = min(changes, key=lambda name: len(changes[name]))
+    if run.show == "all":
+        print(pprint.pformat(run, width=100), flush=True)
+    else:
+        lines = [shlex.join([name, *init_flags]), *map(shlex.join, changes[name])]
+        print("Run: " + "\n  ".join(lines), flush=True)
+    rerun_flags = [x for x in changes[name] if x[0] not in ("--output", *RESUME_FLAGS)]
+    words = [name] * (name != next(iter(runs))) + init_flags
+    words += chain(*(("--import", module) for module in IMPORTED_MODULES))
+    return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*rerun_flags)])
+
+
+def _begun(named: AnyRunConfig, run: AnyRunConfig) -> AnyRunConfig:
+    """A named run with the model of --init; if a resumed run cannot read it, with that of `run`."""
+    try:
+        return run_from_checkpoint(named, str(run.init))
+    except (ValueError, OSError, ImportError):
+        if not (run.resume or run.resume_or_begin):
+            raise
+        return replace(named, init=run.init, model=run.model, tokenizer=run.tokenizer)
+
+
+def check_length(run: RunConfig, runs: Mapping[str, RunConfig]) -> None:
+    """Raise if --epochs is set, and --steps too, to a number that no named run has."""
+    epochs = run.epochs if isinstance(run, EpochsConfig) else None
+    if epochs is not None and run.steps not in {named.steps for named in runs.values()}:
+        raise ValueError(
+            f"--steps {run.steps} and --epochs {epochs:g} cannot be combined; to train for "
+            "--steps, pass --epochs None."
+        )
+
+
+def with_epochs_as_steps(run: AnyRunConfig, num_rows: int | None) -> AnyRunConfig:
+    """Replace epochs, if there are any, by the steps for so many rows an epoch."""
+    if not isinstance(run, EpochsConfig) or run.epochs is None:
+        return run
+    if num_rows is None:
+        raise ValueError(
+            f"--epochs {run.epochs:g} needs the number of rows, which a corpus of a store has only "
+            "when all of it is tokenized; pass --epochs None --steps NUMBER."
+        )
+    # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
+    steps = math.ceil(Fraction(str(run.epochs)) * num_rows / run.batch_size)
+    print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
+    return replace(run, steps=steps, epochs=None)
+
+
+def with_fixed_schedule(run: AnyRunConfig, output: Path) -> AnyRunConfig:
+    """The run with schedule_steps fixed to the first attempt's, and a warm-up that fits into it."""
+    steps, schedule = run.planned_steps, run.optimizer.schedule
+    if run.schedule_steps is None and goes_on(run, output):
+        file = output / RUN_FILE
+        steps = get_field(read_json(file), "schedule_steps", int, location=file)
+    if schedule.warmup_steps >= steps:
+        shorter = max(1, steps // 10)
+        print(
+            f"Warm-up shortened from {schedule.warmup_steps} to {shorter} steps, as the schedule "
+            f"has {steps}."
+        )
+        schedule = replace(schedule, warmup_steps=shorter)
+    if run.steps > steps:
+        print(
+            f"The learning-rate schedule ends after {steps} steps; after that the rate is "
+            "constant. To train longer at a higher rate, start a new run with larger "
+            "--schedule-steps."
+        )
+    optimizer = replace(run.optimizer, schedule=schedule)
+    return replace(run, schedule_steps=steps, optimizer=optimizer)
