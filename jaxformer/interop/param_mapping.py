@@ -4,16 +4,26 @@ A mapping has the rules of all models of a family. Rules for parameters that a m
 an untied head) do not apply to it.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxformer import config as c
-from jaxformer.interop.transforms import Flatten, Identity, LinearKernel, Scaled, Shape, Transform
+from jaxformer.interop.transforms import (
+    Flatten,
+    Fused,
+    Identity,
+    LinearKernel,
+    Scaled,
+    Shape,
+    Transform,
+)
 from jaxformer.layers.stack import layer_path
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
 HEAD_PATH = "head/kernel"
+LINEAR_KERNEL = LinearKernel()
+FUSED_KERNELS, FUSED_BIASES = Fused(), Fused(part=Flatten())
 
 
 @dataclass(frozen=True)
@@ -152,15 +162,55 @@ def unmapped_params(
     return sorted(set(param_shapes) - covered)
 
 
-def linear_rules(
-    hf_name: str, param: str, *, input_axes: int = 1, bias: bool = True
-) -> tuple[MappingRule, ...]:
+def linear_rules(hf_name: str, param: str, *, input_axes: int = 1) -> tuple[MappingRule, ...]:
     """Mapping rules of a torch Linear: weight, and bias if it has one."""
-    kernel = MappingRule(
-        f"{hf_name}.weight", f"{param}/kernel", LinearKernel(input_axes=input_axes)
-    )
+    kernel = LinearKernel(input_axes=input_axes)
     return (
-        (kernel, MappingRule(f"{hf_name}.bias", f"{param}/bias", Flatten())) if bias else (kernel,)
+        MappingRule(f"{hf_name}.weight", f"{param}/kernel", kernel),
+        MappingRule(f"{hf_name}.bias", f"{param}/bias", Flatten()),
+    )
+
+
+def branch_rules(prefix: str, branch: str, **names: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of the linear layers of a branch.
+
+    Args:
+        prefix: Name of the branch.
+        branch: Its path, such as "attention".
+        **names: Name of each layer by its path in the branch; "out" joins the heads.
+    """
+    return tuple(
+        rule
+        for ours, name in names.items()
+        for rule in linear_rules(
+            f"{prefix}.{name}", f"{branch}/{ours}", input_axes=2 if ours == "out" else 1
+        )
+    )
+
+
+def attention_rules(
+    prefix: str, branch: str = "attention", *, out: str = "o_proj"
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of an attention branch whose layers have the usual names."""
+    return branch_rules(prefix, branch, query="q_proj", key="k_proj", value="v_proj", out=out)
+
+
+def glu_rules(prefix: str, branch: str = "feed_forward") -> tuple[MappingRule, ...]:
+    """Mapping rules of a gated network whose layers have the usual names."""
+    return branch_rules(prefix, branch, gate="gate_proj", up="up_proj", down="down_proj")
+
+
+def fused_rules(
+    hf_name: str,
+    branch: str,
+    names: Iterable[str],
+    kernels: Transform = FUSED_KERNELS,
+    biases: Transform = FUSED_BIASES,
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of linear layers of a branch whose weights are one tensor, as their biases."""
+    return tuple(
+        MappingRule(f"{hf_name}.{end}", tuple(f"{branch}/{name}/{leaf}" for name in names), how)
+        for end, leaf, how in (("weight", "kernel", kernels), ("bias", "bias", biases))
     )
 
 
@@ -168,6 +218,35 @@ def norm_rules(hf_name: str, param: str) -> tuple[MappingRule, ...]:
     """Mapping rules of a norm: weight, and bias if it has one."""
     return MappingRule(f"{hf_name}.weight", f"{param}/scale"), MappingRule(
         f"{hf_name}.bias", f"{param}/bias"
+    )
+
+
+def layer_norm_rules(prefix: str, **names: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of the norms of a layer: the name of each by its path."""
+    return tuple(
+        rule for ours, name in names.items() for rule in norm_rules(f"{prefix}.{name}", ours)
+    )
+
+
+def qk_norm_rules(
+    prefix: str, query: str = "q_norm", key: str = "k_norm"
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of the norms of queries and keys."""
+    return layer_norm_rules(prefix, **{"attention/query_norm": query, "attention/key_norm": key})
+
+
+def top_level_rules(
+    embedding: str,
+    norm: str | None = None,
+    head: str = "lm_head",
+    head_kernel: Transform = LINEAR_KERNEL,
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of the token embedding, the final norm if there is one, and the head."""
+    return (
+        MappingRule(f"{embedding}.weight", EMBEDDING_PATH),
+        *(() if norm is None else norm_rules(norm, "decoder/final_norm")),
+        MappingRule(f"{head}.weight", HEAD_PATH, head_kernel),
+        MappingRule(f"{head}.bias", "head/bias"),
     )
 
 

@@ -6,8 +6,8 @@ python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS]
 import argparse
 from pathlib import Path
 
+from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.config import EncoderDecoder, Learned, TransformerConfig, from_json
 from jaxformer.errors import readable_errors
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row, to_python_source
@@ -46,7 +46,7 @@ def describe_preset(name: str) -> str:
         ValueError: There is no such preset, or the file is not that of a configuration.
     """
     if name.endswith(".json"):
-        config = from_json(TransformerConfig, Path(name).read_bytes())
+        config = c.from_json(c.TransformerConfig, Path(name).read_bytes())
     else:
         config = get(name)
     tables: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
@@ -60,10 +60,10 @@ def describe_preset(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def _describe_costs(config: TransformerConfig) -> str:
+def _describe_costs(config: c.TransformerConfig) -> str:
     total, active = costs.num_parameters(config), costs.num_active_parameters(config)
     length = min(MAX_LENGTH, config.max_length or MAX_LENGTH)
-    has_encoder = isinstance(config.topology, EncoderDecoder)
+    has_encoder = isinstance(config.topology, c.EncoderDecoder)
     flops = costs.forward_flops(config, length, length if has_encoder else 0) / length
     lines = [f"parameters              {total:,} ({_with_unit(total, 'MB')})"]
     if active != total:
@@ -74,7 +74,7 @@ def _describe_costs(config: TransformerConfig) -> str:
     return "\n".join(lines)
 
 
-def _describe_cache(config: TransformerConfig) -> str:
+def _describe_cache(config: c.TransformerConfig) -> str:
     layers = [config.layer(i) for i in range(config.num_layers)]
     num_recurrent = sum(layer.attention.is_recurrent for layer in layers)
     first_bytes = costs.cache_bytes(config, 1)
@@ -93,9 +93,9 @@ def _describe_cache(config: TransformerConfig) -> str:
             f"\n{'':24}beyond {width:,} tokens {extra_bytes:,} bytes: {count} of {len(windows)} "
         )
         text += "layers have a window"
-    if isinstance(config.topology, EncoderDecoder):
+    if isinstance(config.topology, c.EncoderDecoder):
         text += ", without cross-attention"
-    if isinstance(config.embedding.positions, Learned):
+    if isinstance(config.embedding.positions, c.Learned):
         text += f"; at most {config.max_length:,} tokens"
     return text
 

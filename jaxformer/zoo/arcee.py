@@ -3,25 +3,12 @@
 import math
 from dataclasses import replace
 
-from jaxformer.config import (
-    GLU,
-    MLP,
-    Embedding,
-    MoE,
-    MultiHead,
-    OutputGate,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    Router,
-    TransformerConfig,
-    Yarn,
-)
-from jaxformer.zoo.deepseek import shared_experts
+from jaxformer import config as c
+from jaxformer.zoo.deepseek import experts_by_sigmoid
 from jaxformer.zoo.llama import llama
 
 
-def arcee() -> TransformerConfig:
+def arcee() -> c.TransformerConfig:
     """20 heads, 4 for keys and values; YaRN.
 
     References:
@@ -34,12 +21,12 @@ def arcee() -> TransformerConfig:
         num_heads=20,
         num_kv_heads=4,
         hidden_dim=18_432,
-        scaling=Yarn(factor=20.0, original_max_length=4096),
+        scaling=c.Yarn(factor=20.0, original_max_length=4096),
     )
-    return replace(body, feed_forward=(MLP(hidden_dim=18_432, activation="relu_squared"),))
+    return replace(body, feed_forward=(c.MLP(hidden_dim=18_432, activation="relu_squared"),))
 
 
-def trinity_mini() -> TransformerConfig:
+def trinity_mini() -> c.TransformerConfig:
     """Three layers with RoPE and a window of 2048, then one without positions that sees all.
 
     Heads have a gate for each feature; after two dense layers, 8 of 128 experts and a shared one.
@@ -47,31 +34,25 @@ def trinity_mini() -> TransformerConfig:
     References:
         Singh et al., Arcee Trinity Large Technical Report, 2026. arXiv:2602.17004, section 2
     """
-    norm, rope = RMSNorm(eps=1e-5), Rope()
-    moe = MoE(
-        expert=GLU(hidden_dim=1024),
-        num_experts=128,
-        top_k=8,
-        router=Router(score="sigmoid", selection_bias=True, scale=2.826),
-        shared=shared_experts(1, hidden_dim=1024),
-    )
-    return TransformerConfig(
+    norm, rope = c.RMSNorm(eps=1e-5), c.Rope()
+    moe = experts_by_sigmoid(128, 8, hidden_dim=1024, scale=2.826)
+    return c.TransformerConfig(
         vocab_size=200_192,
         model_dim=2048,
         num_layers=32,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=32,
             num_kv_heads=4,
             head_dim=128,
             positions=(rope, rope, rope, None),
             windows=(2048, 2048, 2048, None),
-            qk_norm=QKNorm(norm=norm),
-            output_gate=OutputGate(),
+            qk_norm=c.QKNorm(norm=norm),
+            output_gate=c.OutputGate(),
         ),
-        feed_forward=(GLU(hidden_dim=6144),) * 2 + (moe,) * 30,
+        feed_forward=(c.GLU(hidden_dim=6144),) * 2 + (moe,) * 30,
         norm=norm,
         norm_placement="sandwich",
-        embedding=Embedding(scale=math.sqrt(2048)),
+        embedding=c.Embedding(scale=math.sqrt(2048)),
     )
 
 

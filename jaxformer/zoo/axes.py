@@ -4,23 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from jaxformer import config as c
 from jaxformer.checks import require
-from jaxformer.config import (
-    Alibi,
-    AttentionKind,
-    Latent,
-    LayerNorm,
-    Learned,
-    LinearAttention,
-    MoE,
-    MultiHead,
-    Rope,
-    ShortConvolution,
-    Sinusoid,
-    T5Bias,
-    TransformerConfig,
-    TransformerXL,
-)
 from jaxformer.zoo.mixtures import MixtureRow, mixture_cells, mixtures
 from jaxformer.zoo.presets import FAMILIES, get, names
 from jaxformer.zoo.survey import survey
@@ -28,12 +13,12 @@ from jaxformer.zoo.survey_cells import activation_cell, attending_kinds
 from jaxformer.zoo.survey_row import SurveyRow
 
 POSITION_NAMES: Mapping[type, str] = {
-    Sinusoid: "sinusoids",
-    Learned: "learned",
-    Rope: "RoPE",
-    Alibi: "ALiBi",
-    T5Bias: "T5 bias",
-    TransformerXL: "Transformer-XL",
+    c.Sinusoid: "sinusoids",
+    c.Learned: "learned",
+    c.Rope: "RoPE",
+    c.Alibi: "ALiBi",
+    c.T5Bias: "T5 bias",
+    c.TransformerXL: "Transformer-XL",
     type(None): "none",
 }
 PLACEMENT_NAMES = {
@@ -48,9 +33,9 @@ BLOCK_NAMES = {
     "parallel_shared_norm": "parallel, under one norm",
 }
 ATTENTION_NAMES: Mapping[type, str] = {
-    Latent: "latent",
-    ShortConvolution: "convolution",
-    LinearAttention: "linear",
+    c.Latent: "latent",
+    c.ShortConvolution: "convolution",
+    c.LinearAttention: "linear",
 }
 QK_NORM_NAMES = {
     "width": "all heads together",
@@ -73,7 +58,7 @@ class Model(NamedTuple):
 
     name: str
     year: int
-    config: TransformerConfig
+    config: c.TransformerConfig
 
 
 def choices(axis: str) -> dict[str, tuple[Model, ...]]:
@@ -107,7 +92,7 @@ def choices(axis: str) -> dict[str, tuple[Model, ...]]:
     return models_by_choice
 
 
-def _models(choose: Callable[[TransformerConfig], str | None]) -> list[Model]:
+def _models(choose: Callable[[c.TransformerConfig], str | None]) -> list[Model]:
     rows: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
     # By preset, so that a later row replaces an earlier one: row 5 of the survey is no model.
     models: dict[str, Model] = {}
@@ -123,26 +108,26 @@ def _models(choose: Callable[[TransformerConfig], str | None]) -> list[Model]:
     return [*models.values(), *without_row]
 
 
-def _norm(config: TransformerConfig) -> str:
+def _norm(config: c.TransformerConfig) -> str:
     norm, name = config.norm, type(config.norm).__name__
     if norm.parameters == "none":
         return f"{name}, no parameters"
-    is_scaled_layer_norm = isinstance(norm, LayerNorm) and norm.parameters == "scale"
+    is_scaled_layer_norm = isinstance(norm, c.LayerNorm) and norm.parameters == "scale"
     return f"{name}, no bias" if is_scaled_layer_norm else name
 
 
-def _norm_placement(config: TransformerConfig) -> str:
+def _norm_placement(config: c.TransformerConfig) -> str:
     return " and ".join(dict.fromkeys(PLACEMENT_NAMES[x] for x in config.norm_placements))
 
 
-def _position(config: TransformerConfig) -> str:
+def _position(config: c.TransformerConfig) -> str:
     kinds = [type(option) for kind in attending_kinds(config) for option in kind.positions]
     if config.embedding.positions is not None:
         kinds = [type(config.embedding.positions), *(x for x in kinds if x is not type(None))]
     return " and ".join(dict.fromkeys(POSITION_NAMES.get(x, x.__name__) for x in kinds))
 
 
-def _window(config: TransformerConfig) -> str:
+def _window(config: c.TransformerConfig) -> str:
     kinds = [kind for kind in attending_kinds(config) if kind.has_scores]
     windows = [window for kind in kinds for window in kind.windows]
     count = sum(window is not None for window in windows)
@@ -151,25 +136,25 @@ def _window(config: TransformerConfig) -> str:
     return f"in {count} of {len(windows)} layers" if count else "none"
 
 
-def _attention(config: TransformerConfig) -> str:
+def _attention(config: c.TransformerConfig) -> str:
     kinds = (part for kind in config.attention_kinds for part in kind.parts if part.is_branch)
     return " and ".join(dict.fromkeys(map(_attention_name, kinds)))
 
 
-def _attention_name(attention: AttentionKind) -> str:
-    if not isinstance(attention, MultiHead):
+def _attention_name(attention: c.AttentionKind) -> str:
+    if not isinstance(attention, c.MultiHead):
         return ATTENTION_NAMES.get(type(attention), type(attention).__name__)
     if attention.num_kv_heads == attention.num_heads:
         return "multi-head"
     return "multi-query" if attention.num_kv_heads == 1 else "grouped-query"
 
 
-def _qk_norm(config: TransformerConfig) -> str:
+def _qk_norm(config: c.TransformerConfig) -> str:
     qk_norm = getattr(attending_kinds(config)[0], "qk_norm", None)
     return "none" if qk_norm is None else QK_NORM_NAMES[qk_norm.over]
 
 
-def _softcap(config: TransformerConfig) -> str:
+def _softcap(config: c.TransformerConfig) -> str:
     caps = {
         "scores": getattr(attending_kinds(config)[0], "logit_softcap", None),
         "logits": config.head.softcap,
@@ -177,33 +162,33 @@ def _softcap(config: TransformerConfig) -> str:
     return " and ".join(name for name, cap in caps.items() if cap is not None) or "none"
 
 
-def _attention_bias(config: TransformerConfig) -> str:
+def _attention_bias(config: c.TransformerConfig) -> str:
     return ", ".join(getattr(attending_kinds(config)[0], "biases", ())) or "none"
 
 
-def _sinks(config: TransformerConfig) -> str:
+def _sinks(config: c.TransformerConfig) -> str:
     return "each head" if getattr(attending_kinds(config)[0], "sinks", False) else "none"
 
 
-def _output_gate(config: TransformerConfig) -> str:
+def _output_gate(config: c.TransformerConfig) -> str:
     gate = attending_kinds(config)[0].output_gate
     return "none" if gate is None else f"each {gate.over}"
 
 
-def _activation(config: TransformerConfig) -> str | None:
+def _activation(config: c.TransformerConfig) -> str | None:
     return activation_cell(config.feed_forward[-1])
 
 
-def _feed_forward(config: TransformerConfig) -> str:
+def _feed_forward(config: c.TransformerConfig) -> str:
     branch = config.feed_forward[-1]
-    if not isinstance(branch, MoE):
+    if not isinstance(branch, c.MoE):
         return "dense" if branch.is_branch else "none"
     return "experts" if branch.shared is None else "experts, some shared"
 
 
-def _router(config: TransformerConfig) -> str | None:
+def _router(config: c.TransformerConfig) -> str | None:
     moe = config.feed_forward[-1]
-    if not isinstance(moe, MoE):
+    if not isinstance(moe, c.MoE):
         return None
     router = moe.router
     parts = {
@@ -216,7 +201,7 @@ def _router(config: TransformerConfig) -> str | None:
     return ", ".join([router.score, *(name for name, has_it in parts.items() if has_it)])
 
 
-def _experts(config: TransformerConfig) -> str | None:
+def _experts(config: c.TransformerConfig) -> str | None:
     cells = mixture_cells(config)
     if cells is None:
         return None
@@ -225,7 +210,7 @@ def _experts(config: TransformerConfig) -> str | None:
 
 
 #: What a configuration chose on each axis: None where it has no such part.
-AXES: Mapping[str, Callable[[TransformerConfig], str | None]] = MappingProxyType(
+AXES: Mapping[str, Callable[[c.TransformerConfig], str | None]] = MappingProxyType(
     {
         "topology": lambda config: type(config.topology).__name__,
         "norm": _norm,

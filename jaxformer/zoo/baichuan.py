@@ -4,11 +4,11 @@ The rows of the released head are divided by their length before the product; a 
 them divided already.
 """
 
-from jaxformer.config import Alibi, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 
 
-def baichuan_2(*, model_dim: int, num_layers: int, hidden_dim: int) -> TransformerConfig:
+def baichuan_2(*, model_dim: int, num_layers: int, hidden_dim: int) -> c.TransformerConfig:
     """Heads of 128, as many for keys and values.
 
     References:
@@ -27,6 +27,6 @@ def baichuan_2(*, model_dim: int, num_layers: int, hidden_dim: int) -> Transform
 PRESETS = {
     "baichuan-2-7b": baichuan_2(model_dim=4096, num_layers=32, hidden_dim=11_008),
     "baichuan-2-13b": baichuan_2(model_dim=5120, num_layers=40, hidden_dim=13_696).with_positions(
-        Alibi()
+        c.Alibi()
     ),
 }

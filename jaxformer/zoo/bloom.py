@@ -1,31 +1,31 @@
 """BLOOM: serial blocks, ALiBi, embedding norm; vocabulary padded from 250,680 to 250,880."""
 
-from jaxformer.config import MLP, Alibi, Embedding, LayerNorm, LMHead, MultiHead, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
 
 
-def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
     """Pre-norm with biases everywhere but on the tied head.
 
     References:
         BigScience, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 2022.
         arXiv:2211.05100, section 3.2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=250_880,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
-            positions=(Alibi(),),
+            positions=(c.Alibi(),),
             biases=QKVO,
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
-        norm=LayerNorm(),
-        embedding=Embedding(norm=LayerNorm()),
-        head=LMHead(tied=True),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(norm=c.LayerNorm()),
+        head=c.LMHead(tied=True),
     )
 
 

@@ -1,18 +1,8 @@
 """Command R, R+ and A: parallel branches, one LayerNorm without bias, scaled tied logits."""
 
-from jaxformer.config import (
-    GLU,
-    LayerNorm,
-    LMHead,
-    MultiHead,
-    Positions,
-    QKNorm,
-    Rope,
-    TransformerConfig,
-    Window,
-)
+from jaxformer import config as c
 
-NORM = LayerNorm(eps=1e-5, parameters="scale")
+NORM = c.LayerNorm(eps=1e-5, parameters="scale")
 
 
 def cohere(
@@ -21,11 +11,11 @@ def cohere(
     num_layers: int,
     num_kv_heads: int,
     hidden_dim: int,
-    positions: tuple[Positions | None, ...],
+    positions: tuple[c.Positions | None, ...],
     multiplier: float,
-    windows: tuple[Window, ...] = (None,),
-    qk_norm: QKNorm | None = None,
-) -> TransformerConfig:
+    windows: tuple[c.Window, ...] = (None,),
+    qk_norm: c.QKNorm | None = None,
+) -> c.TransformerConfig:
     """SwiGLU, heads of 128, no biases anywhere.
 
     References:
@@ -33,11 +23,11 @@ def cohere(
         Cohere, Command A: An Enterprise-Ready Large Language Model, 2025. arXiv:2504.00698,
         section 2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=256_000,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=model_dim // 128,
             num_kv_heads=num_kv_heads,
             head_dim=128,
@@ -45,16 +35,16 @@ def cohere(
             windows=windows,
             qk_norm=qk_norm,
         ),
-        feed_forward=(GLU(hidden_dim=hidden_dim),),
+        feed_forward=(c.GLU(hidden_dim=hidden_dim),),
         block="parallel_shared_norm",
         norm=NORM,
-        head=LMHead(tied=True, multiplier=multiplier),
+        head=c.LMHead(tied=True, multiplier=multiplier),
     )
 
 
-def rope(base: float) -> Rope:
+def rope(base: float) -> c.Rope:
     """RoPE over neighbouring feature pairs."""
-    return Rope(base=base, pairing="neighbours")
+    return c.Rope(base=base, pairing="neighbours")
 
 
 PRESETS = {
@@ -73,7 +63,7 @@ PRESETS = {
         hidden_dim=33_792,
         positions=(rope(75_000_000.0),),
         multiplier=0.8333333333333334,
-        qk_norm=QKNorm(norm=NORM, over="each_head"),
+        qk_norm=c.QKNorm(norm=NORM, over="each_head"),
     ),
     "command-a": cohere(  # three narrow layers with rotations, then a wide one with no positions
         model_dim=12_288,

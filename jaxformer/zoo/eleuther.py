@@ -4,36 +4,36 @@ Vocabularies are those of the released embeddings, padded beyond the tokenizer's
 50,277 (GPT-NeoX) and 50,277 (Pythia).
 """
 
-from jaxformer.config import MLP, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
 
 
-def gpt_j() -> TransformerConfig:
+def gpt_j() -> c.TransformerConfig:
     """One norm for both branches, neighbouring features paired, biases on feed-forward and head.
 
     References:
         Wang and Komatsuzaki, GPT-J-6B: A 6 Billion Parameter Autoregressive Language Model, 2021
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=50_400,
         model_dim=4096,
         num_layers=28,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=16,
             num_kv_heads=16,
             head_dim=256,
-            positions=(Rope(fraction=0.25, pairing="neighbours"),),
+            positions=(c.Rope(fraction=0.25, pairing="neighbours"),),
         ),
-        feed_forward=(MLP(hidden_dim=16_384, activation="gelu_tanh", bias=True),),
+        feed_forward=(c.MLP(hidden_dim=16_384, activation="gelu_tanh", bias=True),),
         block="parallel_shared_norm",
-        norm=LayerNorm(),
-        head=LMHead(bias=True),
+        norm=c.LayerNorm(),
+        head=c.LMHead(bias=True),
     )
 
 
 def gpt_neox(
     *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int, activation: str = "gelu"
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """A norm for each branch, halves of the head paired, biases everywhere but on the head.
 
     References:
@@ -41,20 +41,20 @@ def gpt_neox(
         arXiv:2204.06745, section 2.1
         Biderman et al., Pythia, 2023. arXiv:2304.01373
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
-            positions=(Rope(fraction=0.25),),
+            positions=(c.Rope(fraction=0.25),),
             biases=QKVO,
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation=activation, bias=True),),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation=activation, bias=True),),
         block="parallel",
-        norm=LayerNorm(),
+        norm=c.LayerNorm(),
     )
 
 

@@ -1,57 +1,57 @@
 """ERNIE 4.5, dense and with experts: Llama with neighbouring features rotated together."""
 
-from jaxformer.config import GLU, LMHead, MoE, MultiHead, RMSNorm, Rope, Router, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.deepseek import shared_experts, with_experts
 
 
-def ernie_4_5() -> TransformerConfig:
+def ernie_4_5() -> c.TransformerConfig:
     """Heads twice as wide in all as the residual stream, 2 key-value heads, tied.
 
     References:
         Baidu ERNIE team, ERNIE 4.5 Technical Report, 2025
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=103_424,
         model_dim=1024,
         num_layers=18,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=16,
             num_kv_heads=2,
             head_dim=128,
-            positions=(Rope(base=500_000.0, pairing="neighbours"),),
+            positions=(c.Rope(base=500_000.0, pairing="neighbours"),),
         ),
-        feed_forward=(GLU(hidden_dim=3072),),
-        norm=RMSNorm(eps=1e-5),
-        head=LMHead(tied=True),
+        feed_forward=(c.GLU(hidden_dim=3072),),
+        norm=c.RMSNorm(eps=1e-5),
+        head=c.LMHead(tied=True),
     )
 
 
-def ernie_4_5_moe() -> TransformerConfig:
+def ernie_4_5_moe() -> c.TransformerConfig:
     """6 of 64 experts, by softmax and a selection bias, and 2 shared ones after a dense layer.
 
     References:
         Baidu ERNIE team, ERNIE 4.5 Technical Report, 2025
     """
-    moe = MoE(
-        expert=GLU(hidden_dim=1536),
+    moe = c.MoE(
+        expert=c.GLU(hidden_dim=1536),
         num_experts=64,
         top_k=6,
-        router=Router(selection_bias=True),
+        router=c.Router(selection_bias=True),
         shared=shared_experts(2, hidden_dim=1536),
     )
-    body = TransformerConfig(
+    body = c.TransformerConfig(
         vocab_size=103_424,
         model_dim=2560,
         num_layers=28,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=20,
             num_kv_heads=4,
             head_dim=128,
-            positions=(Rope(base=500_000.0, pairing="neighbours"),),
+            positions=(c.Rope(base=500_000.0, pairing="neighbours"),),
         ),
         feed_forward=(moe,),
-        norm=RMSNorm(eps=1e-5),
-        head=LMHead(tied=True),
+        norm=c.RMSNorm(eps=1e-5),
+        head=c.LMHead(tied=True),
     )
     return with_experts(body, moe, first_dense=1, dense_dim=12_288)
 

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from jaxformer.config import Llama3Scaling, QKNorm, RMSNorm, Rope, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 
-NORM = RMSNorm(eps=1e-5)
-ROPE = Rope(
+NORM = c.RMSNorm(eps=1e-5)
+ROPE = c.Rope(
     base=1_000_000.0,
-    scaling=Llama3Scaling(
+    scaling=c.Llama3Scaling(
         factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
     ),
 )
 
 
-def exaone_4() -> TransformerConfig:
+def exaone_4() -> c.TransformerConfig:
     """32B: three layers with RoPE and a window of 4096, then one without positions that sees all.
 
     References:
@@ -33,7 +33,7 @@ def exaone_4() -> TransformerConfig:
         body.multi_head,
         positions=(ROPE, ROPE, ROPE, None),
         windows=(4096, 4096, 4096, None),
-        qk_norm=QKNorm(norm=NORM, over="head"),
+        qk_norm=c.QKNorm(norm=NORM, over="head"),
     )
     return replace(body, attention=attention, norm=NORM, norm_placement="res_post")
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxformer.config import MLP, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
+from jaxformer import config as c
 
 
 def falcon(
@@ -15,27 +15,27 @@ def falcon(
     block: Literal["parallel", "parallel_shared_norm"] = "parallel_shared_norm",
     base: float = 10_000.0,
     tied: bool = True,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """One norm for both branches, but for the 40B model, which has two.
 
     References:
         Almazrouei et al., The Falcon Series of Open Language Models, 2023. arXiv:2311.16867
         Malartic et al., Falcon2-11B Technical Report, 2024. arXiv:2407.14885, section 2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=65_024,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            positions=(Rope(base=base),),
+            positions=(c.Rope(base=base),),
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu"),),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="gelu"),),
         block=block,
-        norm=LayerNorm(),
-        head=LMHead(tied=tied),
+        norm=c.LayerNorm(),
+        head=c.LMHead(tied=tied),
     )
 
 

@@ -2,42 +2,32 @@
 
 import math
 
-from jaxformer.config import (
-    GLU,
-    Embedding,
-    LinearScaling,
-    LMHead,
-    MultiHead,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    TransformerConfig,
-)
+from jaxformer import config as c
 
-NORM = RMSNorm(eps=1e-6, scale_offset=1.0)
+NORM = c.RMSNorm(eps=1e-6, scale_offset=1.0)
 LOCAL_LAYERS_PER_GLOBAL = 5
 
 
 def gemma(
-    attention: MultiHead,
+    attention: c.MultiHead,
     *,
     vocab_size: int,
     model_dim: int,
     num_layers: int,
     hidden_dim: int,
     softcap: float | None = None,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Common part of Gemma 2 and 3: scaled embeddings, tied head, norms stored as scale - 1."""
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
         attention=attention,
-        feed_forward=(GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),),
+        feed_forward=(c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),),
         norm=NORM,
         norm_placement="sandwich",
-        embedding=Embedding(scale=math.sqrt(model_dim)),
-        head=LMHead(tied=True, softcap=softcap),
+        embedding=c.Embedding(scale=math.sqrt(model_dim)),
+        head=c.LMHead(tied=True, softcap=softcap),
     )
 
 
@@ -50,14 +40,14 @@ def gemma_2(
     hidden_dim: int,
     head_dim: int = 256,
     query_scalar: int = 256,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Gemma 2: sliding window in every other layer, scores capped at 50, logits at 30.
 
     References:
         Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
         arXiv:2408.00118, section 2
     """
-    attention = MultiHead(
+    attention = c.MultiHead(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -87,22 +77,22 @@ def gemma_3(
     query_scalar: int,
     window: int,
     rope_scaling_factor: float | None = None,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Gemma 3: five local layers per global layer, another RoPE base for global layers, QK-norm.
 
     References:
         Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
     """
-    scaling = None if rope_scaling_factor is None else LinearScaling(factor=rope_scaling_factor)
-    global_rope = Rope(base=1_000_000.0, scaling=scaling)
-    attention = MultiHead(
+    scaling = None if rope_scaling_factor is None else c.LinearScaling(factor=rope_scaling_factor)
+    global_rope = c.Rope(base=1_000_000.0, scaling=scaling)
+    attention = c.MultiHead(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        positions=(*(Rope(),) * LOCAL_LAYERS_PER_GLOBAL, global_rope),
+        positions=(*(c.Rope(),) * LOCAL_LAYERS_PER_GLOBAL, global_rope),
         windows=(*(window,) * LOCAL_LAYERS_PER_GLOBAL, None),
         scale=query_scalar**-0.5,
-        qk_norm=QKNorm(norm=NORM, over="head"),
+        qk_norm=c.QKNorm(norm=NORM, over="head"),
     )
     return gemma(
         attention,

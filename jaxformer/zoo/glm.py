@@ -3,43 +3,33 @@
 The module that predicts a second token is left out.
 """
 
-from jaxformer.config import (
-    GLU,
-    Latent,
-    MoE,
-    MultiHead,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    Router,
-    TransformerConfig,
-)
-from jaxformer.zoo.deepseek import shared_experts, with_experts
+from jaxformer import config as c
+from jaxformer.zoo.deepseek import experts_by_sigmoid, with_experts
 from jaxformer.zoo.projection_biases import QKV
 
-NORM = RMSNorm(eps=1e-5)
+NORM = c.RMSNorm(eps=1e-5)
 VOCAB_SIZE = 151_552
 
 
-def glm_4() -> TransformerConfig:
+def glm_4() -> c.TransformerConfig:
     """GLM 4 9B of April 2025 (0414): norms before and after each branch, neighbours rotated.
 
     References:
         GLM team, ChatGLM: A Family of Large Language Models from GLM-130B to GLM-4 All Tools, 2024.
         arXiv:2406.12793, section 2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=VOCAB_SIZE,
         model_dim=4096,
         num_layers=40,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=32,
             num_kv_heads=2,
             head_dim=128,
-            positions=(Rope(fraction=0.5, pairing="neighbours"),),
+            positions=(c.Rope(fraction=0.5, pairing="neighbours"),),
             biases=QKV,
         ),
-        feed_forward=(GLU(hidden_dim=13_696),),
+        feed_forward=(c.GLU(hidden_dim=13_696),),
         norm=NORM,
         norm_placement="sandwich",
     )
@@ -54,30 +44,24 @@ def glm_4_5(
     num_experts: int,
     expert_dim: int,
     scale: float,
-    qk_norm: QKNorm | None = None,
-) -> TransformerConfig:
+    qk_norm: c.QKNorm | None = None,
+) -> c.TransformerConfig:
     """GLM 4.5: 96 heads whatever the width, DeepSeek V3's router without groups.
 
     References:
         GLM-4.5 team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models, 2025.
         arXiv:2508.06471, section 2.1 and table 1
     """
-    moe = MoE(
-        expert=GLU(hidden_dim=expert_dim),
-        num_experts=num_experts,
-        top_k=8,
-        router=Router(score="sigmoid", selection_bias=True, scale=scale),
-        shared=shared_experts(1, hidden_dim=expert_dim),
-    )
-    body = TransformerConfig(
+    moe = experts_by_sigmoid(num_experts, 8, hidden_dim=expert_dim, scale=scale)
+    body = c.TransformerConfig(
         vocab_size=VOCAB_SIZE,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=96,
             num_kv_heads=8,
             head_dim=128,
-            positions=(Rope(base=1_000_000.0, fraction=0.5),),
+            positions=(c.Rope(base=1_000_000.0, fraction=0.5),),
             qk_norm=qk_norm,
             biases=QKV,
         ),
@@ -87,32 +71,26 @@ def glm_4_5(
     return with_experts(body, moe, first_dense=first_dense, dense_dim=dense_dim)
 
 
-def glm_4_7_flash() -> TransformerConfig:
+def glm_4_7_flash() -> c.TransformerConfig:
     """GLM 4.7 Flash: DeepSeek's latent attention, with values as wide as queries and keys.
 
     References:
         Z.ai, GLM-4.7-Flash, 2026. huggingface.co/zai-org/GLM-4.7-Flash
     """
-    moe = MoE(
-        expert=GLU(hidden_dim=1536),
-        num_experts=64,
-        top_k=4,
-        router=Router(score="sigmoid", selection_bias=True, scale=1.8),
-        shared=shared_experts(1, hidden_dim=1536),
-    )
-    body = TransformerConfig(
+    moe = experts_by_sigmoid(64, 4, hidden_dim=1536, scale=1.8)
+    body = c.TransformerConfig(
         vocab_size=154_880,
         model_dim=2048,
         num_layers=47,
-        attention=Latent(
+        attention=c.Latent(
             num_heads=20,
             latent_dim=512,
             query_latent_dim=768,
             nope_dim=192,
             rope_dim=64,
             value_dim=256,
-            positions=(Rope(base=1_000_000.0, pairing="neighbours"),),
-            norm=RMSNorm(eps=1e-6),
+            positions=(c.Rope(base=1_000_000.0, pairing="neighbours"),),
+            norm=c.RMSNorm(eps=1e-6),
         ),
         feed_forward=(moe,),
         norm=NORM,
@@ -139,7 +117,7 @@ PRESETS = {
         num_experts=160,
         expert_dim=1536,
         scale=2.5,
-        qk_norm=QKNorm(norm=NORM, over="head"),
+        qk_norm=c.QKNorm(norm=NORM, over="head"),
     ),
     "glm-4.7-flash": glm_4_7_flash(),
 }

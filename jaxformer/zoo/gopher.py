@@ -5,10 +5,10 @@ biases and tying are not published: here each layer has its own u and v, there a
 and the head is tied. The published totals need a W in every layer.
 """
 
-from jaxformer.config import MLP, LMHead, MultiHead, RMSNorm, TransformerConfig, TransformerXL
+from jaxformer import config as c
 
 
-def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
+def gopher(*, model_dim: int, num_heads: int) -> c.TransformerConfig:
     """Gopher or Chinchilla: 80 layers, heads of 128.
 
     References:
@@ -17,16 +17,19 @@ def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
         Hoffmann et al., Training Compute-Optimal Large Language Models, 2022. arXiv:2203.15556,
         section 4.1
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=32_000,
         model_dim=model_dim,
         num_layers=80,
-        attention=MultiHead(
-            num_heads=num_heads, num_kv_heads=num_heads, head_dim=128, positions=(TransformerXL(),)
+        attention=c.MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=128,
+            positions=(c.TransformerXL(),),
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu"),),
-        norm=RMSNorm(),
-        head=LMHead(tied=True),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu"),),
+        norm=c.RMSNorm(),
+        head=c.LMHead(tied=True),
     )
 
 

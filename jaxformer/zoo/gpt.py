@@ -7,16 +7,7 @@ ones have a window of 256 tokens, as in GPT-Neo.
 
 from dataclasses import replace
 
-from jaxformer.config import (
-    MLP,
-    Embedding,
-    LayerNorm,
-    Learned,
-    LMHead,
-    MultiHead,
-    TransformerConfig,
-    Window,
-)
+from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
 
 LOCAL_WINDOW = 256
@@ -29,18 +20,18 @@ def gpt(
     num_heads: int,
     vocab_size: int = 50_257,
     max_length: int = 1024,
-    windows: tuple[Window, ...] = (None,),
-) -> TransformerConfig:
+    windows: tuple[c.Window, ...] = (None,),
+) -> c.TransformerConfig:
     """GPT-2: pre-norm, GeLU (its tanh form), a learned position table, biases, tied.
 
     References:
         Radford et al., Language Models are Unsupervised Multitask Learners, 2019
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
@@ -48,14 +39,14 @@ def gpt(
             windows=windows,
             biases=QKVO,
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
-        norm=LayerNorm(),
-        embedding=Embedding(positions=Learned(max_length=max_length)),
-        head=LMHead(tied=True),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(positions=c.Learned(max_length=max_length)),
+        head=c.LMHead(tied=True),
     )
 
 
-def gpt_1() -> TransformerConfig:
+def gpt_1() -> c.TransformerConfig:
     """The first GPT: post-norm, without a norm after the last layer.
 
     References:
@@ -65,7 +56,7 @@ def gpt_1() -> TransformerConfig:
     return replace(body, norm_placement="post", final_norm=False)
 
 
-def gpt_3() -> TransformerConfig:
+def gpt_3() -> c.TransformerConfig:
     """GPT-3: GPT-2 with alternating global and local layers; the window is our assumption.
 
     References:
@@ -76,7 +67,7 @@ def gpt_3() -> TransformerConfig:
     )
 
 
-def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
     """GPT-Neo: alternating global and local layers, unscaled scores, only output biases.
 
     References:

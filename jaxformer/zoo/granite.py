@@ -2,23 +2,14 @@
 
 from dataclasses import replace
 
-from jaxformer.config import (
-    GLU,
-    Embedding,
-    Hybrid,
-    LMHead,
-    MoE,
-    MultiHead,
-    SharedExpert,
-    TransformerConfig,
-)
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 from jaxformer.zoo.mamba import NORM, mamba_2_layer
 
 
 def granite_3(
     *, model_dim: int, hidden_dim: int, score_scale: float, logits_scaling: float
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Granite 3.3: 40 layers, 32 heads, 8 key-value heads, tied.
 
     References:
@@ -37,37 +28,37 @@ def granite_3(
         body,
         attention=replace(body.multi_head, scale=score_scale),
         residual_multiplier=0.22,
-        embedding=Embedding(scale=12.0),
-        head=LMHead(tied=True, multiplier=1 / logits_scaling),
+        embedding=c.Embedding(scale=12.0),
+        head=c.LMHead(tied=True, multiplier=1 / logits_scaling),
     )
 
 
-def granite_4_small() -> TransformerConfig:
+def granite_4_small() -> c.TransformerConfig:
     """Granite 4.0 H Small: attention without positions in 4 of 40 layers, 72 experts, tied.
 
     References:
         IBM, Granite 4.0, 2025 (model page)
     """
-    attention = MultiHead(
+    attention = c.MultiHead(
         num_heads=32, num_kv_heads=8, head_dim=128, positions=(None,), scale=1 / 128
     )
     mamba = mamba_2_layer(num_heads=128)
-    moe = MoE(
-        expert=GLU(hidden_dim=768),
+    moe = c.MoE(
+        expert=c.GLU(hidden_dim=768),
         num_experts=72,
         top_k=10,
-        shared=SharedExpert(expert=GLU(hidden_dim=1536)),
+        shared=c.SharedExpert(expert=c.GLU(hidden_dim=1536)),
     )
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=100_352,
         model_dim=4096,
         num_layers=40,
-        attention=Hybrid(kinds=tuple(attention if i == 5 else mamba for i in range(10))),
+        attention=c.Hybrid(kinds=tuple(attention if i == 5 else mamba for i in range(10))),
         feed_forward=(moe,),
         norm=NORM,
         residual_multiplier=0.22,
-        embedding=Embedding(scale=12.0),
-        head=LMHead(tied=True, multiplier=1 / 16),
+        embedding=c.Embedding(scale=12.0),
+        head=c.LMHead(tied=True, multiplier=1 / 16),
     )
 
 

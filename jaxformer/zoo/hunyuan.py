@@ -3,76 +3,59 @@
 The module of Hunyuan 3 that predicts a second token is left out.
 """
 
-from jaxformer.config import (
-    GLU,
-    LMHead,
-    MoE,
-    MultiHead,
-    NTKScaling,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    Router,
-    TransformerConfig,
-)
-from jaxformer.zoo.deepseek import shared_experts, with_experts
+from jaxformer import config as c
+from jaxformer.zoo.deepseek import experts_by_sigmoid, shared_experts, with_experts
 
-NORM = RMSNorm(eps=1e-5)
+NORM = c.RMSNorm(eps=1e-5)
 
 
-def hunyuan_a13b() -> TransformerConfig:
+def hunyuan_a13b() -> c.TransformerConfig:
     """8 of 64 experts and a shared one, QK-norm after RoPE, tied.
 
     References:
         Tencent, Hunyuan-A13B Technical Report, 2025. github.com/Tencent-Hunyuan/Hunyuan-A13B
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=128_167,
         model_dim=4096,
         num_layers=32,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=32,
             num_kv_heads=8,
             head_dim=128,
-            positions=(Rope(scaling=NTKScaling(factor=1000.0)),),
-            qk_norm=QKNorm(norm=NORM, over="head", placement="after_rope"),
+            positions=(c.Rope(scaling=c.NTKScaling(factor=1000.0)),),
+            qk_norm=c.QKNorm(norm=NORM, over="head", placement="after_rope"),
         ),
         feed_forward=(
-            MoE(
-                expert=GLU(hidden_dim=3072),
+            c.MoE(
+                expert=c.GLU(hidden_dim=3072),
                 num_experts=64,
                 top_k=8,
                 shared=shared_experts(1, hidden_dim=3072),
             ),
         ),
         norm=NORM,
-        head=LMHead(tied=True),
+        head=c.LMHead(tied=True),
     )
 
 
-def hunyuan_3() -> TransformerConfig:
+def hunyuan_3() -> c.TransformerConfig:
     """8 of 192 experts by sigmoid and a selection bias, and a shared one.
 
     References:
         Tencent, Hy3 preview, 2026. huggingface.co/tencent/Hy3-preview
     """
-    moe = MoE(
-        expert=GLU(hidden_dim=1536),
-        num_experts=192,
-        top_k=8,
-        router=Router(score="sigmoid", selection_bias=True, scale=2.826),
-        shared=shared_experts(1, hidden_dim=1536),
-    )
-    body = TransformerConfig(
+    moe = experts_by_sigmoid(192, 8, hidden_dim=1536, scale=2.826)
+    body = c.TransformerConfig(
         vocab_size=120_832,
         model_dim=4096,
         num_layers=80,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=64,
             num_kv_heads=8,
             head_dim=128,
-            positions=(Rope(base=11_158_840.0),),
-            qk_norm=QKNorm(norm=NORM, over="head"),
+            positions=(c.Rope(base=11_158_840.0),),
+            qk_norm=c.QKNorm(norm=NORM, over="head"),
         ),
         feed_forward=(moe,),
         norm=NORM,

@@ -1,9 +1,9 @@
 """LaMDA: sizes, relative positions and gated activation as published; the rest as in T5 v1.1."""
 
-from jaxformer.config import GLU, MultiHead, RMSNorm, T5Bias, TransformerConfig
+from jaxformer import config as c
 
 
-def lamda() -> TransformerConfig:
+def lamda() -> c.TransformerConfig:
     """LaMDA: decoder with T5 relative position bias and GeGLU.
 
     Norm, its position, the scale of the scores and the head are not published: they are as in
@@ -13,15 +13,15 @@ def lamda() -> TransformerConfig:
         Thoppilan et al., LaMDA: Language Models for Dialog Applications, 2022. arXiv:2201.08239,
         section 3
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=32_000,
         model_dim=8192,
         num_layers=64,
-        attention=MultiHead(
-            num_heads=128, num_kv_heads=128, head_dim=128, positions=(T5Bias(),), scale=1.0
+        attention=c.MultiHead(
+            num_heads=128, num_kv_heads=128, head_dim=128, positions=(c.T5Bias(),), scale=1.0
         ),
-        feed_forward=(GLU(hidden_dim=65_536, activation="gelu_tanh"),),
-        norm=RMSNorm(eps=1e-6),
+        feed_forward=(c.GLU(hidden_dim=65_536, activation="gelu_tanh"),),
+        norm=c.RMSNorm(eps=1e-6),
     )
 
 

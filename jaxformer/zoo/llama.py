@@ -4,16 +4,19 @@ RoPE pairs the halves of a head, as in checkpoints of the transformers library; 
 pair neighbours, with queries and keys permuted accordingly.
 """
 
-from jaxformer.config import (
-    GLU,
-    Llama3Scaling,
-    LMHead,
-    MultiHead,
-    RMSNorm,
-    Rope,
-    RopeScaling,
-    TransformerConfig,
-)
+from typing import NotRequired, TypedDict
+
+from jaxformer import config as c
+
+
+class LlamaSizes(TypedDict):
+    """Sizes of a Llama, of which there are as many KV heads as heads by default."""
+
+    model_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: NotRequired[int]
+    hidden_dim: int
 
 
 def llama(
@@ -26,9 +29,9 @@ def llama(
     hidden_dim: int,
     eps: float = 1e-5,
     base: float = 10_000.0,
-    scaling: RopeScaling | None = None,
+    scaling: c.RopeScaling | None = None,
     tied: bool = False,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Llama: pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
 
     References:
@@ -37,23 +40,23 @@ def llama(
         Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, 2023. arXiv:2307.09288
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads or num_heads,
             head_dim=model_dim // num_heads,
-            positions=(Rope(base=base, scaling=scaling),),
+            positions=(c.Rope(base=base, scaling=scaling),),
         ),
-        feed_forward=(GLU(hidden_dim=hidden_dim),),
-        norm=RMSNorm(eps=eps),
-        head=LMHead(tied=tied),
+        feed_forward=(c.GLU(hidden_dim=hidden_dim),),
+        norm=c.RMSNorm(eps=eps),
+        head=c.LMHead(tied=tied),
     )
 
 
-def llama_3(*, small: bool, scaling: RopeScaling | None = None) -> TransformerConfig:
+def llama_3(*, small: bool, scaling: c.RopeScaling | None = None) -> c.TransformerConfig:
     """Llama 3 or 3.1 at 8B or 70B; 3.1 scales RoPE."""
     sizes = (4096, 32, 32, 14_336) if small else (8192, 80, 64, 28_672)
     model_dim, num_layers, num_heads, hidden_dim = sizes
@@ -69,14 +72,14 @@ def llama_3(*, small: bool, scaling: RopeScaling | None = None) -> TransformerCo
     )
 
 
-def llama_7b(*, eps: float) -> TransformerConfig:
+def llama_7b(*, eps: float) -> c.TransformerConfig:
     """LLaMA 7B or Llama 2 7B, by eps."""
     return llama(
         vocab_size=32_000, model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008, eps=eps
     )
 
 
-LLAMA_3_1_SCALING = Llama3Scaling(
+LLAMA_3_1_SCALING = c.Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
 )
 

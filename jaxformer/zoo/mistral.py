@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, MoE, QueryScaling, TransformerConfig, Yarn
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 
 HIDDEN_DIM = 14_336
 
 
-def mistral(*, base: float = 10_000.0, window: int | None = None) -> TransformerConfig:
+def mistral(*, base: float = 10_000.0, window: int | None = None) -> c.TransformerConfig:
     """Llama's design with 8 key-value heads and, in version 0.1, a window in every layer.
 
     References:
@@ -26,17 +26,17 @@ def mistral(*, base: float = 10_000.0, window: int | None = None) -> Transformer
     return replace(body, attention=replace(body.multi_head, windows=(window,)))
 
 
-def mixtral() -> TransformerConfig:
+def mixtral() -> c.TransformerConfig:
     """Mixtral 8x7B: Mistral with 8 experts per layer, top-2 routing, and no window.
 
     References:
         Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2
     """
-    experts = MoE(expert=GLU(hidden_dim=HIDDEN_DIM), num_experts=8, top_k=2)
+    experts = c.MoE(expert=c.GLU(hidden_dim=HIDDEN_DIM), num_experts=8, top_k=2)
     return replace(mistral(base=1_000_000.0), feed_forward=(experts,))
 
 
-def ministral_3() -> TransformerConfig:
+def ministral_3() -> c.TransformerConfig:
     """Ministral 3 8B: no window, YaRN from 16,384 tokens on, queries that grow with the position.
 
     References:
@@ -51,9 +51,9 @@ def ministral_3() -> TransformerConfig:
         num_kv_heads=8,
         hidden_dim=HIDDEN_DIM,
         base=1_000_000.0,
-        scaling=Yarn(factor=16.0, original_max_length=length, attention_factor=1.0),
+        scaling=c.Yarn(factor=16.0, original_max_length=length, attention_factor=1.0),
     )
-    query_scaling = QueryScaling(beta=0.1, original_max_length=length)
+    query_scaling = c.QueryScaling(beta=0.1, original_max_length=length)
     return replace(body, attention=replace(body.multi_head, query_scaling=query_scaling))
 
 

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from fractions import Fraction
 
-from jaxformer.config import MoE, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.presets import get
 from jaxformer.zoo.survey import read_table, with_tuples
 
@@ -85,10 +85,10 @@ def mixtures() -> tuple[MixtureRow, ...]:
     )
 
 
-def mixture_cells(config: TransformerConfig) -> MixtureCells | None:
+def mixture_cells(config: c.TransformerConfig) -> MixtureCells | None:
     """Cells of a configuration's last layer; None if that has no experts."""
     moe = config.layer(config.num_layers - 1).feed_forward
-    if not isinstance(moe, MoE):
+    if not isinstance(moe, c.MoE):
         return None
     width = moe.expert.hidden_dim
     return MixtureCells(

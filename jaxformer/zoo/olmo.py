@@ -4,88 +4,55 @@ Vocabularies are padded from 50,280 to 50,304 ids (OLMo) and from 100,278 to 100
 """
 
 from dataclasses import replace
+from typing import Unpack
 
-from jaxformer.config import (
-    GLU,
-    LayerNorm,
-    MoE,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    Router,
-    TransformerConfig,
-    Yarn,
-)
-from jaxformer.zoo.llama import llama
+from jaxformer import config as c
+from jaxformer.zoo.llama import LlamaSizes, llama
 
-OLMO_3_SCALING = Yarn(factor=8.0, original_max_length=8192, attention_factor=1.2079441541679836)
+OLMO_3_SCALING = c.Yarn(factor=8.0, original_max_length=8192, attention_factor=1.2079441541679836)
 
 
-def olmo(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, tied: bool = False
-) -> TransformerConfig:
+def olmo(*, tied: bool = False, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """Llama's design with a LayerNorm that has neither scale nor bias.
 
     References:
         Groeneveld et al., OLMo: Accelerating the Science of Language Models, 2024.
         arXiv:2402.00838, section 2.1
     """
-    body = llama(
-        vocab_size=50_304,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        hidden_dim=hidden_dim,
-        tied=tied,
-    )
-    return replace(body, norm=LayerNorm(parameters="none"))
+    body = llama(vocab_size=50_304, tied=tied, **sizes)
+    return replace(body, norm=c.LayerNorm(parameters="none"))
 
 
-def olmo_2(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int
-) -> TransformerConfig:
+def olmo_2(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """OLMo 2: norm on each branch's output before the residual sum; QK-norm over the full width.
 
     References:
         OLMo team, 2 OLMo 2 Furious, 2024. arXiv:2501.00656, section 2
     """
-    body = llama(
-        vocab_size=100_352,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        hidden_dim=hidden_dim,
-        eps=1e-6,
-        base=500_000.0,
-    )
-    qk_norm = QKNorm(norm=RMSNorm(eps=1e-6), over="width")
+    body = llama(vocab_size=100_352, eps=1e-6, base=500_000.0, **sizes)
+    qk_norm = c.QKNorm(norm=c.RMSNorm(eps=1e-6), over="width")
     return replace(
         body, attention=replace(body.multi_head, qk_norm=qk_norm), norm_placement="res_post"
     )
 
 
-def olmo_3(
-    *, model_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden_dim: int
-) -> TransformerConfig:
+def olmo_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """OLMo 2 with a window in three of four layers; the fourth sees all and has YaRN.
 
     References:
         OLMo team, Olmo 3, 2025. arXiv:2512.13961, section 3
     """
-    body = olmo_2(
-        model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim
-    )
-    local, all_tokens = Rope(base=500_000.0), Rope(base=500_000.0, scaling=OLMO_3_SCALING)
+    body = olmo_2(**sizes)
+    local, all_tokens = c.Rope(base=500_000.0), c.Rope(base=500_000.0, scaling=OLMO_3_SCALING)
     attention = replace(
         body.multi_head,
-        num_kv_heads=num_kv_heads,
         positions=(local, local, local, all_tokens),
         windows=(4096, 4096, 4096, None),
     )
     return replace(body, vocab_size=100_278, attention=attention)
 
 
-def olmoe() -> TransformerConfig:
+def olmoe() -> c.TransformerConfig:
     """OLMoE 1B-7B: pre-norm, QK-norm over the full width; weights of experts are not renormalised.
 
     References:
@@ -95,9 +62,9 @@ def olmoe() -> TransformerConfig:
     body = llama(
         vocab_size=50_304, model_dim=2048, num_layers=16, num_heads=16, hidden_dim=1024, eps=1e-5
     )
-    qk_norm = QKNorm(norm=RMSNorm(eps=1e-5), over="width")
-    experts = MoE(
-        expert=GLU(hidden_dim=1024), num_experts=64, top_k=8, router=Router(renormalise=False)
+    qk_norm = c.QKNorm(norm=c.RMSNorm(eps=1e-5), over="width")
+    experts = c.MoE(
+        expert=c.GLU(hidden_dim=1024), num_experts=64, top_k=8, router=c.Router(renormalise=False)
     )
     return replace(
         body, attention=replace(body.multi_head, qk_norm=qk_norm), feed_forward=(experts,)

@@ -2,44 +2,36 @@
 
 from dataclasses import replace
 
-from jaxformer.config import (
-    MLP,
-    Embedding,
-    LayerNorm,
-    Learned,
-    LMHead,
-    MultiHead,
-    TransformerConfig,
-)
+from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
 
 
-def opt(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+def opt(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
     """Pre-norm with biases everywhere but on the tied head.
 
     References:
         Zhang et al., OPT: Open Pre-trained Transformer Language Models, 2022. arXiv:2205.01068,
         section 2.1
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=50_272,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
             positions=(None,),
             biases=QKVO,
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
-        norm=LayerNorm(),
-        embedding=Embedding(positions=Learned(max_length=2048, offset=2)),
-        head=LMHead(tied=True),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(positions=c.Learned(max_length=2048, offset=2)),
+        head=c.LMHead(tied=True),
     )
 
 
-def opt_350m() -> TransformerConfig:
+def opt_350m() -> c.TransformerConfig:
     """OPT-350m: post-norm, no final norm, embedding width 512."""
     body = opt(model_dim=1024, num_layers=24, num_heads=16)
     return replace(

@@ -4,30 +4,30 @@ The norm is LayerNorm without biases, as in the paper. The pairing of RoPE and e
 published: here neighbours, as in the paper it cites, and 1e-5.
 """
 
-from jaxformer.config import GLU, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
+from jaxformer import config as c
 
 
-def palm(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+def palm(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
     """SwiGLU of four times the width, multi-query attention with heads of 256, tied.
 
     References:
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         section 2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=256_000,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=1,
             head_dim=256,
-            positions=(Rope(pairing="neighbours"),),
+            positions=(c.Rope(pairing="neighbours"),),
         ),
-        feed_forward=(GLU(hidden_dim=4 * model_dim),),
+        feed_forward=(c.GLU(hidden_dim=4 * model_dim),),
         block="parallel_shared_norm",
-        norm=LayerNorm(parameters="scale"),
-        head=LMHead(tied=True, multiplier=model_dim**-0.5),
+        norm=c.LayerNorm(parameters="scale"),
+        head=c.LMHead(tied=True, multiplier=model_dim**-0.5),
     )
 
 

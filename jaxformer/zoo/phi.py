@@ -1,18 +1,10 @@
 """Phi-3, Phi-3-small (another architecture) and Phi-4."""
 
 from dataclasses import replace
+from typing import Unpack
 
-from jaxformer.config import (
-    BlockSparse,
-    ClampedGEGLU,
-    Embedding,
-    LayerNorm,
-    LMHead,
-    MultiHead,
-    Rope,
-    TransformerConfig,
-)
-from jaxformer.zoo.llama import llama
+from jaxformer import config as c
+from jaxformer.zoo.llama import LlamaSizes, llama
 from jaxformer.zoo.projection_biases import QKVO
 
 PHI_3_WINDOW = 2047
@@ -20,52 +12,43 @@ PHI_3_WINDOW = 2047
 UNUSED_TOKEN_IDS = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
 
 
-def phi_3(
-    *, model_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden_dim: int
-) -> TransformerConfig:
+def phi_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """Llama's design with a window in every layer: the versions for texts of 4096 tokens.
 
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
     """
-    body = llama(
-        vocab_size=32_064,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        hidden_dim=hidden_dim,
-    )
+    body = llama(vocab_size=32_064, **sizes)
     return replace(body, attention=replace(body.multi_head, windows=(PHI_3_WINDOW,)))
 
 
-def phi_3_small() -> TransformerConfig:
+def phi_3_small() -> c.TransformerConfig:
     """Phi-3-small: clamped GEGLU, biases, alternating block-sparse and dense layers, muP scales.
 
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=100_352,
         model_dim=4096,
         num_layers=32,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=32,
             num_kv_heads=8,
             head_dim=128,
-            positions=(Rope(base=1_000_000.0),),
-            windows=(BlockSparse(block_size=64, local_blocks=16, stride=8), None),
+            positions=(c.Rope(base=1_000_000.0),),
+            windows=(c.BlockSparse(block_size=64, local_blocks=16, stride=8), None),
             scale=1 / 128,
             biases=QKVO,
         ),
-        feed_forward=(ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
-        norm=LayerNorm(),
-        embedding=Embedding(scale=10.0),
-        head=LMHead(tied=True, multiplier=1 / 8, masked_ids=UNUSED_TOKEN_IDS),
+        feed_forward=(c.ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(scale=10.0),
+        head=c.LMHead(tied=True, multiplier=1 / 8, masked_ids=UNUSED_TOKEN_IDS),
     )
 
 
-def phi_4() -> TransformerConfig:
+def phi_4() -> c.TransformerConfig:
     """Phi-3-medium's design with a larger vocabulary and no window.
 
     References:

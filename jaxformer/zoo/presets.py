@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jaxformer.config import TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo import (
     arcee,
     baichuan,
@@ -51,7 +51,7 @@ FAMILIES = (
     *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
     *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba),
 )
-PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
+PRESETS: Mapping[str, c.TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}
 )
 
@@ -70,7 +70,7 @@ def names() -> tuple[str, ...]:
     return tuple(PRESETS)
 
 
-def get(name: str) -> TransformerConfig:
+def get(name: str) -> c.TransformerConfig:
     """Return the configuration of a published model.
 
     Initialisation and dropout are the defaults of `TransformerConfig`.

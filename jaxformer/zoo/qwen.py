@@ -5,38 +5,16 @@ Beyond its training length the first Qwen also scales RoPE and queries, which is
 """
 
 from dataclasses import replace
+from typing import Unpack
 
-from jaxformer.config import (
-    GLU,
-    FeedForward,
-    GatedNorm,
-    Hybrid,
-    LinearAttention,
-    LMHead,
-    MoE,
-    MultiHead,
-    OutputGate,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    Router,
-    SharedExpert,
-    TransformerConfig,
-)
-from jaxformer.zoo.llama import llama
+from jaxformer import config as c
+from jaxformer.zoo.llama import LlamaSizes, llama
 from jaxformer.zoo.projection_biases import QKV
 
 
 def qwen(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int | None = None,
-    hidden_dim: int,
-    eps: float = 1e-6,
-    base: float = 1_000_000.0,
-) -> TransformerConfig:
+    *, eps: float = 1e-6, base: float = 1_000_000.0, **sizes: Unpack[LlamaSizes]
+) -> c.TransformerConfig:
     """Heads of 128, not tied at these sizes.
 
     References:
@@ -44,81 +22,53 @@ def qwen(
         Yang et al., Qwen2 Technical Report, 2024. arXiv:2407.10671, section 2.2
         Yang et al., Qwen2.5 Technical Report, 2024. arXiv:2412.15115, section 2
     """
-    body = llama(
-        vocab_size=152_064,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        hidden_dim=hidden_dim,
-        eps=eps,
-        base=base,
-    )
+    body = llama(vocab_size=152_064, eps=eps, base=base, **sizes)
     return replace(body, attention=replace(body.multi_head, biases=QKV))
 
 
-def qwen_72b(*, eps: float) -> TransformerConfig:
+def qwen_72b(*, eps: float) -> c.TransformerConfig:
     """The largest of versions 2 and 2.5."""
     return qwen(
         model_dim=8192, num_layers=80, num_heads=64, num_kv_heads=8, hidden_dim=29_568, eps=eps
     )
 
 
-def qwen_1_5_moe() -> TransformerConfig:
+def qwen_1_5_moe() -> c.TransformerConfig:
     """60 small experts, of which each token meets 4, and one of four times their width with a gate.
 
     References:
         Qwen team, Qwen1.5-MoE: Matching 7B Model Performance with 1/3 Activated Parameters, 2024
     """
     body = qwen(model_dim=2048, num_layers=24, num_heads=16, hidden_dim=1408)
-    experts = MoE(
-        expert=GLU(hidden_dim=1408),
+    experts = c.MoE(
+        expert=c.GLU(hidden_dim=1408),
         num_experts=60,
         top_k=4,
-        router=Router(renormalise=False),
-        shared=SharedExpert(expert=GLU(hidden_dim=5632), gated=True),
+        router=c.Router(renormalise=False),
+        shared=c.SharedExpert(expert=c.GLU(hidden_dim=5632), gated=True),
     )
     return replace(body, vocab_size=151_936, feed_forward=(experts,))
 
 
-def qwen_3(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, tied: bool = False
-) -> TransformerConfig:
+def qwen_3(*, tied: bool = False, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """Heads of 128 whatever the width, normed before they turn; no biases; tied up to 4B.
 
     References:
         Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 1
     """
-    norm = RMSNorm(eps=1e-6)
-    return TransformerConfig(
-        vocab_size=151_936,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=8,
-            head_dim=128,
-            positions=(Rope(base=1_000_000.0),),
-            qk_norm=QKNorm(norm=norm, over="head"),
-        ),
-        feed_forward=(GLU(hidden_dim=hidden_dim),),
-        norm=norm,
-        head=LMHead(tied=tied),
-    )
+    body = llama(vocab_size=151_936, eps=1e-6, base=1_000_000.0, tied=tied, **sizes)
+    attention = replace(body.multi_head, num_kv_heads=8, head_dim=128, qk_norm=c.QKNorm())
+    return replace(body, attention=attention)
 
 
-def qwen_3_moe(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int
-) -> TransformerConfig:
+def qwen_3_moe(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """128 experts in every layer, of which each token meets 8; 4 key-value heads.
 
     References:
         Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 2
     """
-    body = qwen_3(
-        model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim
-    )
-    experts = MoE(expert=GLU(hidden_dim=hidden_dim), num_experts=128, top_k=8)
+    body = qwen_3(**sizes)
+    experts = c.MoE(expert=c.GLU(hidden_dim=sizes["hidden_dim"]), num_experts=128, top_k=8)
     return replace(
         body, attention=replace(body.multi_head, num_kv_heads=4), feed_forward=(experts,)
     )
@@ -132,8 +82,8 @@ def qwen_3_next(
     num_kv_heads: int,
     num_value_heads: int = 32,
     vocab_size: int = 248_320,
-    feed_forward: FeedForward,
-) -> TransformerConfig:
+    feed_forward: c.FeedForward,
+) -> c.TransformerConfig:
     """Three layers of gated DeltaNet for one of gated attention; norms multiply by 1 + scale.
 
     References:
@@ -141,49 +91,49 @@ def qwen_3_next(
         Yang, Kautz and Hatamizadeh, Gated Delta Networks, 2024. arXiv:2412.06464
         Qiu et al., Gated Attention for Large Language Models, 2025. arXiv:2505.06708
     """
-    norm = RMSNorm(scale_offset=1.0)
-    delta_net = LinearAttention(
+    norm = c.RMSNorm(scale_offset=1.0)
+    delta_net = c.LinearAttention(
         num_heads=num_value_heads,
         num_key_heads=16,
         key_dim=128,
         value_dim=128,
-        output=GatedNorm(norm=RMSNorm()),
+        output=c.GatedNorm(norm=c.RMSNorm()),
     )
-    attention = MultiHead(
+    attention = c.MultiHead(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=256,
-        positions=(Rope(base=1e7, fraction=0.25),),
-        qk_norm=QKNorm(norm=norm),
-        output_gate=OutputGate(),
+        positions=(c.Rope(base=1e7, fraction=0.25),),
+        qk_norm=c.QKNorm(norm=norm),
+        output_gate=c.OutputGate(),
     )
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=Hybrid(kinds=(delta_net, delta_net, delta_net, attention)),
+        attention=c.Hybrid(kinds=(delta_net, delta_net, delta_net, attention)),
         feed_forward=(feed_forward,),
         norm=norm,
-        head=LMHead(tied=False),
+        head=c.LMHead(tied=False),
     )
 
 
 def qwen_3_next_moe(
     *, num_layers: int, num_experts: int, top_k: int, vocab_size: int = 248_320
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """Experts of 512 features in every layer, and a shared one with a gate."""
-    expert = GLU(hidden_dim=512)
+    expert = c.GLU(hidden_dim=512)
     return qwen_3_next(
         model_dim=2048,
         num_layers=num_layers,
         num_heads=16,
         num_kv_heads=2,
         vocab_size=vocab_size,
-        feed_forward=MoE(
+        feed_forward=c.MoE(
             expert=expert,
             num_experts=num_experts,
             top_k=top_k,
-            shared=SharedExpert(expert=expert, gated=True),
+            shared=c.SharedExpert(expert=expert, gated=True),
         ),
     )
 
@@ -212,7 +162,7 @@ PRESETS = {
         num_layers=32,
         num_heads=16,
         num_kv_heads=4,
-        feed_forward=GLU(hidden_dim=12_288),
+        feed_forward=c.GLU(hidden_dim=12_288),
     ),
     "qwen-3.5-27b": qwen_3_next(
         model_dim=5120,
@@ -220,7 +170,7 @@ PRESETS = {
         num_heads=24,
         num_kv_heads=4,
         num_value_heads=48,
-        feed_forward=GLU(hidden_dim=17_408),
+        feed_forward=c.GLU(hidden_dim=17_408),
     ),
     "qwen-3.5-35b-a3b": qwen_3_next_moe(num_layers=40, num_experts=256, top_k=8),
 }

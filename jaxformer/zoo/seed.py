@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from jaxformer.config import TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 from jaxformer.zoo.projection_biases import QKV
 
 
-def seed_oss() -> TransformerConfig:
+def seed_oss() -> c.TransformerConfig:
     """80 heads of 128 at a width of 5120, 8 key-value heads.
 
     References:

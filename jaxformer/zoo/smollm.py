@@ -1,16 +1,16 @@
 """SmolLM3: Llama without positions in every fourth layer. SmolLM2 is a Llama."""
 
-from jaxformer.config import Rope, TransformerConfig
+from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 
 
-def smollm_3() -> TransformerConfig:
+def smollm_3() -> c.TransformerConfig:
     """3B, 4 key-value heads, tied.
 
     References:
         Bakouch et al., SmolLM3: smol, multilingual, long-context reasoner, 2025
     """
-    rope = Rope(base=5_000_000.0)
+    rope = c.Rope(base=5_000_000.0)
     return llama(
         vocab_size=128_256,
         model_dim=2048,

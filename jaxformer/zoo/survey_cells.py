@@ -4,32 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxformer import config as c
 from jaxformer.checks import require
-from jaxformer.config import (
-    GLU,
-    MLP,
-    Alibi,
-    AttentionKind,
-    ClampedGEGLU,
-    Embedding,
-    FeedForward,
-    Hybrid,
-    LayerNorm,
-    Learned,
-    LMHead,
-    MoE,
-    MultiHead,
-    NoAttention,
-    Positions,
-    QKNorm,
-    RMSNorm,
-    Rope,
-    ShortConvolution,
-    Sinusoid,
-    T5Bias,
-    TransformerConfig,
-    TransformerXL,
-)
 from jaxformer.config.topology import Topology
 
 PositionCell = (
@@ -82,7 +58,7 @@ BLANK_DEFAULTS = SurveyCells(
 )
 
 
-def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> SurveyCells:
+def cells_from_config(config: c.TransformerConfig, *, edition: int = 2025) -> SurveyCells:
     """Return the cells that describe a configuration (z-loss is not part of one).
 
     Args:
@@ -99,7 +75,7 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
     if set(config.norm_placements) == {"sandwich"}:
         tricks.append("Pre+post norm")
     return SurveyCells(
-        norm="LayerNorm" if isinstance(config.norm, LayerNorm) else "RMSNorm",
+        norm="LayerNorm" if isinstance(config.norm, c.LayerNorm) else "RMSNorm",
         block="Serial" if config.block == "serial" else "Parallel",
         pre_norm=set(config.norm_placements) <= {"pre", "sandwich"},
         position=_position(config, names_windows=edition >= 2026),
@@ -108,10 +84,10 @@ def cells_from_config(config: TransformerConfig, *, edition: int = 2025) -> Surv
     )
 
 
-def attending_kinds(config: TransformerConfig) -> tuple[AttentionKind, ...]:
+def attending_kinds(config: c.TransformerConfig) -> tuple[c.AttentionKind, ...]:
     """The different attention kinds of a model that have scores; NoAttention if none has."""
     kinds = [part for kind in config.attention_kinds for part in kind.parts if part.has_scores]
-    return tuple(dict.fromkeys(kinds)) or (NoAttention(),)
+    return tuple(dict.fromkeys(kinds)) or (c.NoAttention(),)
 
 
 def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
@@ -122,22 +98,22 @@ def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
     return replace(listed, **defaults)
 
 
-POSITIONS_OF_CELLS: dict[str, tuple[Positions | None, ...]] = {
-    "RoPE": (Rope(),),
-    "Alibi": (Alibi(),),
-    "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
-    "Hybrid (SWA+Full)": (Rope(),),
-    "Hybrid (Conv+Full)": (Rope(),),
+POSITIONS_OF_CELLS: dict[str, tuple[c.Positions | None, ...]] = {
+    "RoPE": (c.Rope(),),
+    "Alibi": (c.Alibi(),),
+    "Hybrid (RoPE+NoPE)": (c.Rope(), c.Rope(), c.Rope(), None),
+    "Hybrid (SWA+Full)": (c.Rope(),),
+    "Hybrid (Conv+Full)": (c.Rope(),),
 }
-EMBEDDING_POSITIONS_OF_CELLS: dict[str | None, Sinusoid | Learned] = {
-    "Sine": Sinusoid(),
-    "Absolute": Learned(max_length=64),
+EMBEDDING_POSITIONS_OF_CELLS: dict[str | None, c.Sinusoid | c.Learned] = {
+    "Sine": c.Sinusoid(),
+    "Absolute": c.Learned(max_length=64),
 }
 
 
 def config_from_cells(
-    listed: SurveyCells, *, relative_positions: Positions, topology: Topology
-) -> TransformerConfig:
+    listed: SurveyCells, *, relative_positions: c.Positions, topology: Topology
+) -> c.TransformerConfig:
     """Build a small configuration with exactly these cells.
 
     It has two layers, or one full pattern; four heads of 16 features; no biases of linear layers;
@@ -159,55 +135,55 @@ def config_from_cells(
     for cell in (filled.position, *filled.tricks):
         require(cell not in WITHOUT_OPTION, f"There is no option for the survey's cell {cell!r}.")
     heads, head_dim = 4, 16
-    norm = LayerNorm() if filled.norm == "LayerNorm" else RMSNorm()
+    norm = c.LayerNorm() if filled.norm == "LayerNorm" else c.RMSNorm()
     has_softcap = "Logit soft capping" in filled.tricks
     placement: Literal["pre", "post", "sandwich"] = "pre" if filled.pre_norm else "post"
     positions = {"Relative": (relative_positions,), **POSITIONS_OF_CELLS}.get(
         filled.position or "", (None,)
     )
     windows = (16, 16, 16, None) if filled.position == "Hybrid (SWA+Full)" else (None,)
-    attention = MultiHead(
+    attention = c.MultiHead(
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=head_dim,
         positions=positions,
         windows=windows,
-        qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
+        qk_norm=c.QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
         logit_softcap=50.0 if has_softcap else None,
     )
-    convolution = ShortConvolution(num_heads=heads, head_dim=head_dim)
+    convolution = c.ShortConvolution(num_heads=heads, head_dim=head_dim)
     is_hybrid = filled.position == "Hybrid (Conv+Full)"
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=128,
         model_dim=heads * head_dim,
         num_layers=max(2, len(positions), len(windows)),
-        attention=Hybrid(kinds=(convolution, attention)) if is_hybrid else attention,
+        attention=c.Hybrid(kinds=(convolution, attention)) if is_hybrid else attention,
         feed_forward=(_feed_forward(filled.activation, hidden_dim=88),),
         topology=topology,
         block="serial" if filled.block == "Serial" else "parallel",
         norm=norm,
         norm_placement="sandwich" if "Pre+post norm" in filled.tricks else placement,
         final_norm=bool(filled.pre_norm),
-        embedding=Embedding(positions=EMBEDDING_POSITIONS_OF_CELLS.get(filled.position)),
-        head=LMHead(softcap=30.0 if has_softcap else None),
+        embedding=c.Embedding(positions=EMBEDDING_POSITIONS_OF_CELLS.get(filled.position)),
+        head=c.LMHead(softcap=30.0 if has_softcap else None),
     )
 
 
-def _position(config: TransformerConfig, *, names_windows: bool) -> PositionCell:
+def _position(config: c.TransformerConfig, *, names_windows: bool) -> PositionCell:
     match config.embedding.positions:
-        case Sinusoid():
+        case c.Sinusoid():
             return "Sine"
-        case Learned():
+        case c.Learned():
             return "Absolute"
     names: dict[frozenset[type], PositionCell] = {
-        frozenset({Rope}): "RoPE",
-        frozenset({Rope, type(None)}): "Hybrid (RoPE+NoPE)",
-        frozenset({Alibi}): "Alibi",
-        frozenset({T5Bias}): "Relative",
-        frozenset({TransformerXL}): "Relative",
+        frozenset({c.Rope}): "RoPE",
+        frozenset({c.Rope, type(None)}): "Hybrid (RoPE+NoPE)",
+        frozenset({c.Alibi}): "Alibi",
+        frozenset({c.T5Bias}): "Relative",
+        frozenset({c.TransformerXL}): "Relative",
         frozenset({type(None)}): "none",
     }
-    if any(isinstance(kind, ShortConvolution) for kind in config.attention_kinds):
+    if any(isinstance(kind, c.ShortConvolution) for kind in config.attention_kinds):
         return "Hybrid (Conv+Full)"
     cell = names.get(_types(config.attention.positions), "mixed")
     mixes_windows = len({window is None for window in config.attention.windows}) > 1
@@ -218,30 +194,30 @@ def _types(choices: Iterable[object]) -> frozenset[type]:
     return frozenset(map(type, choices))
 
 
-def activation_cell(feed_forward: FeedForward) -> ActivationCell | None:
+def activation_cell(feed_forward: c.FeedForward) -> ActivationCell | None:
     """Return the cell of a feed-forward network, or of its experts; None if the survey has none."""
     match feed_forward:
-        case MoE(expert=expert):
+        case c.MoE(expert=expert):
             return activation_cell(expert)
-        case ClampedGEGLU():
+        case c.ClampedGEGLU():
             return "Clamped GeGLU"
-        case GLU(activation=activation):
+        case c.GLU(activation=activation):
             return GLU_ACTIVATION_CELLS.get(activation)
-        case MLP(activation=activation):
+        case c.MLP(activation=activation):
             return MLP_ACTIVATION_CELLS.get(activation)
     return None
 
 
-def _feed_forward(name: ActivationCell | None, *, hidden_dim: int) -> FeedForward:
+def _feed_forward(name: ActivationCell | None, *, hidden_dim: int) -> c.FeedForward:
     match name:
         case "GeGLU":
-            return GLU(hidden_dim=hidden_dim, activation="gelu_tanh")
+            return c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")
         case "SwiGLU":
-            return GLU(hidden_dim=hidden_dim, activation="silu")
+            return c.GLU(hidden_dim=hidden_dim, activation="silu")
         case "ReLU":
-            return MLP(hidden_dim=hidden_dim, activation="relu")
+            return c.MLP(hidden_dim=hidden_dim, activation="relu")
         case "SqReLu":
-            return MLP(hidden_dim=hidden_dim, activation="relu_squared")
+            return c.MLP(hidden_dim=hidden_dim, activation="relu_squared")
         case "GeLU":
-            return MLP(hidden_dim=hidden_dim, activation="gelu_tanh")
+            return c.MLP(hidden_dim=hidden_dim, activation="gelu_tanh")
     raise ValueError(f"The survey has no activation {name!r}.")

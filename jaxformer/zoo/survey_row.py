@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxformer.config import Decoder, Positions, T5Bias, TransformerConfig
+from jaxformer import config as c
 from jaxformer.config.topology import Topology
 from jaxformer.zoo.presets import get
 from jaxformer.zoo.survey_cells import SurveyCells, cells_from_config, config_from_cells
@@ -47,8 +47,8 @@ class SurveyRow:
     assumptions: tuple[str, ...] = ()
     reference: str
     z_loss: float | None = None
-    relative_positions: Positions = T5Bias()
-    topology: Topology = Decoder()
+    relative_positions: c.Positions = c.T5Bias()
+    topology: Topology = c.Decoder()
 
     @property
     def presets(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class SurveyRow:
         """Whether blank cells were filled by assumption, without a publication."""
         return None in vars(self.listed).values() and not self.differences
 
-    def as_listed(self) -> TransformerConfig:
+    def as_listed(self) -> c.TransformerConfig:
         """Build a small configuration exactly as the lecture lists the row.
 
         Blank cells become those of GPT-3 (`survey_cells.BLANK_DEFAULTS`); all cells of GPT-4 and

@@ -4,17 +4,7 @@ Vocabularies are those of the released embeddings, padded beyond the tokenizer's
 250,100 (mT5).
 """
 
-from jaxformer.config import (
-    GLU,
-    MLP,
-    EncoderDecoder,
-    FeedForward,
-    LMHead,
-    MultiHead,
-    RMSNorm,
-    T5Bias,
-    TransformerConfig,
-)
+from jaxformer import config as c
 
 T5_VOCAB_SIZE = 32_128
 MT5_VOCAB_SIZE = 250_112
@@ -27,31 +17,31 @@ def t5_family(
     num_layers: int,
     num_heads: int,
     head_dim: int,
-    feed_forward: FeedForward,
-    head: LMHead,
-) -> TransformerConfig:
+    feed_forward: c.FeedForward,
+    head: c.LMHead,
+) -> c.TransformerConfig:
     """Common part of the T5 models: RMSNorm pre-norm, unscaled scores, equal depths."""
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=head_dim,
-            positions=(T5Bias(),),
+            positions=(c.T5Bias(),),
             scale=1.0,
         ),
         feed_forward=(feed_forward,),
-        topology=EncoderDecoder(num_encoder_layers=num_layers),
-        norm=RMSNorm(eps=1e-6),
+        topology=c.EncoderDecoder(num_encoder_layers=num_layers),
+        norm=c.RMSNorm(eps=1e-6),
         head=head,
     )
 
 
 def t5(
     *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, head_dim: int = 64
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """T5 of 2019: ReLU, logits from the token table after division by sqrt(model_dim).
 
     References:
@@ -64,8 +54,8 @@ def t5(
         num_layers=num_layers,
         num_heads=num_heads,
         head_dim=head_dim,
-        feed_forward=MLP(hidden_dim=hidden_dim, activation="relu"),
-        head=LMHead(tied=True, multiplier=model_dim**-0.5),
+        feed_forward=c.MLP(hidden_dim=hidden_dim, activation="relu"),
+        head=c.LMHead(tied=True, multiplier=model_dim**-0.5),
     )
 
 
@@ -76,7 +66,7 @@ def t5_v1_1(
     num_heads: int,
     hidden_dim: int,
     vocab_size: int = T5_VOCAB_SIZE,
-) -> TransformerConfig:
+) -> c.TransformerConfig:
     """T5 v1.1 or mT5: GeGLU and an untied head.
 
     References:
@@ -90,8 +80,8 @@ def t5_v1_1(
         num_layers=num_layers,
         num_heads=num_heads,
         head_dim=64,
-        feed_forward=GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),
-        head=LMHead(),
+        feed_forward=c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),
+        head=c.LMHead(),
     )
 
 

@@ -6,39 +6,30 @@ had none. The vocabulary is the English-German one, "about 37000" byte pairs.
 
 import math
 
-from jaxformer.config import (
-    MLP,
-    Embedding,
-    EncoderDecoder,
-    LayerNorm,
-    LMHead,
-    MultiHead,
-    Sinusoid,
-    TransformerConfig,
-)
+from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
 
 
-def transformer_2017(*, model_dim: int, num_heads: int) -> TransformerConfig:
+def transformer_2017(*, model_dim: int, num_heads: int) -> c.TransformerConfig:
     """Original Transformer: 6 + 6 layers, post-norm, ReLU, sinusoids, one shared table.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3 and table 3
     """
-    return TransformerConfig(
+    return c.TransformerConfig(
         vocab_size=37_000,
         model_dim=model_dim,
         num_layers=6,
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=num_heads, num_kv_heads=num_heads, head_dim=64, positions=(None,), biases=QKVO
         ),
-        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
-        topology=EncoderDecoder(num_encoder_layers=6),
-        norm=LayerNorm(),
+        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
+        topology=c.EncoderDecoder(num_encoder_layers=6),
+        norm=c.LayerNorm(),
         norm_placement="post",
         final_norm=False,
-        embedding=Embedding(scale=math.sqrt(model_dim), positions=Sinusoid()),
-        head=LMHead(tied=True),
+        embedding=c.Embedding(scale=math.sqrt(model_dim), positions=c.Sinusoid()),
+        head=c.LMHead(tied=True),
     )
 
 

@@ -5,38 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from jaxformer.config import (
-    GLU,
-    Alibi,
-    BlockSparse,
-    ClampedGEGLU,
-    ExpertGroups,
-    ExpertLatent,
-    GatedNorm,
-    Latent,
-    LayerNorm,
-    LinearAttention,
-    MultiHead,
-    NTKScaling,
-    RMSNorm,
-    Rope,
-    Router,
-    SharedExpert,
-    ShortConvolution,
-    Sinusoid,
-    SlopeDecay,
-    StepDecay,
-    T5Bias,
-    TransformerConfig,
-    TransformerXL,
-)
+from jaxformer import config as c
 
 
 class Mutation(NamedTuple):
     """`change` gives the other configuration; norms may be read under `renamed` names then."""
 
     reference: str
-    change: Callable[[TransformerConfig], TransformerConfig]
+    change: Callable[[c.TransformerConfig], c.TransformerConfig]
     renamed: tuple[tuple[str, str], ...] = ()
 
 
@@ -140,13 +116,13 @@ def mixer(kind_of_mixer, **fields):
     return change
 
 
-convolution = partial(mixer, ShortConvolution)
-linear = partial(mixer, LinearAttention)
+convolution = partial(mixer, c.ShortConvolution)
+linear = partial(mixer, c.LinearAttention)
 
 
 def sparse(**fields):
     pattern = {"block_size": 3, "local_blocks": 2, "stride": 3} | fields
-    return attention(windows=(BlockSparse(**pattern), None))
+    return attention(windows=(c.BlockSparse(**pattern), None))
 
 
 TO_PRE = (("post_", "pre_"),)
@@ -167,7 +143,7 @@ MUTATIONS = {
     "rope of values and outputs too": Mutation("llama", rope(targets=("q", "k", "v", "o"))),
     "rope fraction": Mutation("nemotron", rope(fraction=1.0)),
     "rope scaling linear": Mutation("llama_linear", rope(scaling=None)),
-    "rope scaling ntk": Mutation("llama_linear", rope(scaling=NTKScaling(factor=4.0))),
+    "rope scaling ntk": Mutation("llama_linear", rope(scaling=c.NTKScaling(factor=4.0))),
     "rope scaling dynamic": Mutation("llama_dynamic", rope(scaling=None)),
     "rope scaling of llama 3": Mutation("llama31", rope(scaling=None)),
     "rope scaling yarn": Mutation("llama_yarn", rope(scaling=None)),
@@ -175,21 +151,21 @@ MUTATIONS = {
     "rope scaling longrope": Mutation("phi3_longrope", scaling(long_factors=(1.0, 1.2, 1.5))),
     "rope longrope's factor of attention": Mutation("phi3_longrope", scaling(attention_factor=1.0)),
     "alibi": Mutation("bloom", attention(positions=(None,))),
-    "alibi scale": Mutation("falcon_rw", attention(positions=(Alibi(),))),
-    "t5 buckets": Mutation("t5", attention(positions=(T5Bias(num_buckets=8, max_distance=20),))),
-    "transformer-xl": Mutation("ref_gopher", attention(positions=(TransformerXL(base=1e3),))),
+    "alibi scale": Mutation("falcon_rw", attention(positions=(c.Alibi(),))),
+    "t5 buckets": Mutation("t5", attention(positions=(c.T5Bias(num_buckets=8, max_distance=20),))),
+    "transformer-xl": Mutation("ref_gopher", attention(positions=(c.TransformerXL(base=1e3),))),
     "transformer-xl, no positions": Mutation("xlnet_uni", attention(positions=(None,))),
     "learned positions": Mutation("gpt2", embedding(positions=None)),
     "learned offset": Mutation("opt", shorter_table),
     "sinusoids in turn": Mutation(
-        "ref_transformer2017", embedding(positions=Sinusoid(layout="halves"))
+        "ref_transformer2017", embedding(positions=c.Sinusoid(layout="halves"))
     ),
-    "sinusoids in halves": Mutation("marian", embedding(positions=Sinusoid())),
+    "sinusoids in halves": Mutation("marian", embedding(positions=c.Sinusoid())),
     "sinusoids of tensor2tensor": Mutation(
-        "fsmt", embedding(positions=Sinusoid(layout="halves", offset=2))
+        "fsmt", embedding(positions=c.Sinusoid(layout="halves", offset=2))
     ),
     "sinusoid offset": Mutation(
-        "fsmt", embedding(positions=Sinusoid(layout="tensor2tensor", offset=0))
+        "fsmt", embedding(positions=c.Sinusoid(layout="tensor2tensor", offset=0))
     ),
     "placement post": Mutation("opt_350m", model(norm_placement="pre"), TO_PRE),
     "placement pre": Mutation("gpt_neox_serial", model(norm_placement="post"), TO_POST),
@@ -203,8 +179,8 @@ MUTATIONS = {
     "block parallel": Mutation("gpt_neox", model(block="serial")),
     "one norm for both branches": Mutation("falcon_7b", model(block="serial"), TO_TWO),
     "final norm": Mutation("llama_biased", model(final_norm=False)),
-    "rms norm": Mutation("smollm2", model(norm=LayerNorm(parameters="scale"))),
-    "layer norm": Mutation("palm_like", model(norm=RMSNorm(eps=1e-5))),
+    "rms norm": Mutation("smollm2", model(norm=c.LayerNorm(parameters="scale"))),
+    "layer norm": Mutation("palm_like", model(norm=c.RMSNorm(eps=1e-5))),
     "epsilon outside the root": Mutation("yi_34b", norm(eps=1e-2, eps_position="outside")),
     "epsilon": Mutation("yi_34b", norm(eps=1e-4)),
     "scale of one more": Mutation("nemotron", norm(scale_offset=0.0)),
@@ -220,33 +196,35 @@ MUTATIONS = {
     "output gate": Mutation("afmoe", attention(output_gate=None)),
     "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
     "limit of clamped experts": Mutation(
-        "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=7.0))
+        "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=7.0))
     ),
     "biases of experts": Mutation(
-        "gpt_oss", feed_forward(expert=ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
+        "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),
     "length of delta's queries": Mutation("qwen3_next", linear(unit_vectors=False)),
     "delta rule": Mutation("qwen3_5", linear(delta_rule=False)),
-    "gated norm": Mutation("qwen3_5", linear(output=GatedNorm(placement="before_norm"))),
+    "gated norm": Mutation("qwen3_5", linear(output=c.GatedNorm(placement="before_norm"))),
     "biases of a short convolution": Mutation("lfm2", convolution(biases=("in", "out"))),
-    "smallest step of a decay": Mutation("bamba", linear(decay=StepDecay(max_step=1.1))),
+    "smallest step of a decay": Mutation("bamba", linear(decay=c.StepDecay(max_step=1.1))),
     "skipped values": Mutation("bamba", linear(skip=False)),
-    "positions of heads beside a state": Mutation("falcon_h1", mixer(MultiHead, positions=(None,))),
+    "positions of heads beside a state": Mutation(
+        "falcon_h1", mixer(c.MultiHead, positions=(None,))
+    ),
     "state beside heads": Mutation("falcon_h1", linear(skip=False)),
-    "gate before the norm": Mutation("mamba2", attention(output=GatedNorm(over="group"))),
+    "gate before the norm": Mutation("mamba2", attention(output=c.GatedNorm(over="group"))),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "decay of each feature": Mutation(
-        "kimi_linear", linear(decay=StepDecay(over="feature", rank=8, max_step=0.5))
+        "kimi_linear", linear(decay=c.StepDecay(over="feature", rank=8, max_step=0.5))
     ),
     "gate of kimi's reads": Mutation(
-        "kimi_linear", linear(output=GatedNorm(norm=RMSNorm(eps=1e-2), rank=8))
+        "kimi_linear", linear(output=c.GatedNorm(norm=c.RMSNorm(eps=1e-2), rank=8))
     ),
-    "slopes of decays": Mutation("minimax", linear(decay=SlopeDecay())),
+    "slopes of decays": Mutation("minimax", linear(decay=c.SlopeDecay())),
     "norm of all heads' reads": Mutation(
-        "minimax", linear(output=GatedNorm(norm=None, activation="sigmoid"))
+        "minimax", linear(output=c.GatedNorm(norm=None, activation="sigmoid"))
     ),
     "multiplier of the stream": Mutation("minimax", model(residual=None)),
-    "latent without positions": Mutation("kimi_linear", mixer(Latent, positions=(Rope(),))),
+    "latent without positions": Mutation("kimi_linear", mixer(c.Latent, positions=(c.Rope(),))),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "multiplier of recurrent branches": Mutation(
@@ -259,7 +237,7 @@ MUTATIONS = {
     "rope of a latent's neighbours": Mutation("deepseek_v2", rope(pairing="halves")),
     "rope of a latent's halves": Mutation("deepseek_v3_halves", rope(pairing="neighbours")),
     "rope of a latent's queries alone": Mutation("deepseek_v2_lite", rope(targets=("q",))),
-    "norm of latents": Mutation("deepseek_v3", attention(norm=RMSNorm(eps=1e-2))),
+    "norm of latents": Mutation("deepseek_v3", attention(norm=c.RMSNorm(eps=1e-2))),
     "biases of latents": Mutation("deepseek_v2", attention(biases=("out",))),
     "embedding scale": Mutation("ref_phi3_small", embedding(scale=1.0)),
     "embedding norm": Mutation("bloom", embedding(norm=None)),
@@ -280,24 +258,24 @@ MUTATIONS = {
     "scale of a router": Mutation("deepseek_v2_moe", router(scale=1.0)),
     "groups of experts": Mutation("deepseek_v2_moe", router(groups=None)),
     "score of a group": Mutation(
-        "deepseek_v3_moe", router(groups=ExpertGroups(num_groups=3, top_k=2, score="max"))
+        "deepseek_v3_moe", router(groups=c.ExpertGroups(num_groups=3, top_k=2, score="max"))
     ),
     "biases of a shared expert": Mutation(
-        "ernie4_5_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
+        "ernie4_5_moe", feed_forward(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
     "capacity of experts": Mutation("switch_transformers", router_somewhere(capacity=9)),
-    "sparse mixer": Mutation("phimoe", feed_forward(router=Router(renormalise=False))),
+    "sparse mixer": Mutation("phimoe", feed_forward(router=c.Router(renormalise=False))),
     "jitter of a sparse mixer": Mutation("phimoe", router(jitter=0.01)),
     "average with a shared expert": Mutation(
-        "cohere2_moe", feed_forward(shared=SharedExpert(expert=GLU(hidden_dim=16)))
+        "cohere2_moe", feed_forward(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "biases of the latent of experts": Mutation(
         "nemotron_h_latent",
-        moe_somewhere(lambda layer: replace(layer, latent=ExpertLatent(latent_dim=9))),
+        moe_somewhere(lambda layer: replace(layer, latent=c.ExpertLatent(latent_dim=9))),
     ),
     "bias of the choice in layers of experts": Mutation(
         "nemotron_h", router_somewhere(selection_bias=False)
     ),
-    "renormalised": Mutation("mixtral", feed_forward(router=Router(renormalise=False))),
+    "renormalised": Mutation("mixtral", feed_forward(router=c.Router(renormalise=False))),
 }

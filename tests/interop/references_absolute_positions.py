@@ -3,40 +3,30 @@
 Each function gives a configuration by hand and our parameters.
 """
 
-from jaxformer.config import (
-    MLP,
-    Embedding,
-    EncoderDecoder,
-    LayerNorm,
-    Learned,
-    LMHead,
-    MultiHead,
-    Sinusoid,
-    TransformerConfig,
-)
+from jaxformer import config as c
 from tests.interop.param_trees import linear, norm, split_heads, split_qkv, stack_layers
 
 BIASES = ("query", "key", "value", "out")
-LAYER_NORM = LayerNorm(eps=1e-5)
+LAYER_NORM = c.LayerNorm(eps=1e-5)
 
 
 def transformer_2017(hf_config, tensors):
     """Attention Is All You Need from torch's layers."""
     d, n = hf_config["d_model"], hf_config["heads"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=d,
         num_layers=hf_config["layers"],
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=n, num_kv_heads=n, head_dim=d // n, positions=(None,), biases=BIASES
         ),
-        feed_forward=(MLP(hidden_dim=hf_config["ff"], activation="relu", bias=True),),
-        topology=EncoderDecoder(num_encoder_layers=hf_config["layers"]),
+        feed_forward=(c.MLP(hidden_dim=hf_config["ff"], activation="relu", bias=True),),
+        topology=c.EncoderDecoder(num_encoder_layers=hf_config["layers"]),
         norm=LAYER_NORM,
         norm_placement="post",
         final_norm=False,
-        embedding=Embedding(scale=d**0.5, positions=Sinusoid()),
-        head=LMHead(tied=True),
+        embedding=c.Embedding(scale=d**0.5, positions=c.Sinusoid()),
+        head=c.LMHead(tied=True),
     )
 
     def attention(name):
@@ -71,11 +61,11 @@ def transformer_2017(hf_config, tensors):
 def gpt3_banded(hf_config, tensors):
     """GPT-2 whose odd layers see the last five tokens; its linears are stored inputs first."""
     d, n = hf_config["n_embd"], hf_config["n_head"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=d,
         num_layers=hf_config["n_layer"],
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=n,
             num_kv_heads=n,
             head_dim=d // n,
@@ -83,10 +73,10 @@ def gpt3_banded(hf_config, tensors):
             windows=(None, 5),
             biases=BIASES,
         ),
-        feed_forward=(MLP(hidden_dim=hf_config["n_inner"], activation="gelu_tanh", bias=True),),
+        feed_forward=(c.MLP(hidden_dim=hf_config["n_inner"], activation="gelu_tanh", bias=True),),
         norm=LAYER_NORM,
-        embedding=Embedding(positions=Learned(max_length=hf_config["n_positions"])),
-        head=LMHead(tied=True),
+        embedding=c.Embedding(positions=c.Learned(max_length=hf_config["n_positions"])),
+        head=c.LMHead(tied=True),
     )
 
     def linear_of(name):
@@ -112,11 +102,11 @@ def gpt3_banded(hf_config, tensors):
 def gpt_neo(hf_config, tensors):
     """GPT-Neo: every other layer local, scores not scaled, no biases on query, key and value."""
     d, n = hf_config["hidden_size"], hf_config["num_heads"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=d,
         num_layers=hf_config["num_layers"],
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=n,
             num_kv_heads=n,
             head_dim=d // n,
@@ -126,11 +116,11 @@ def gpt_neo(hf_config, tensors):
             biases=("out",),
         ),
         feed_forward=(
-            MLP(hidden_dim=hf_config["intermediate_size"], activation="gelu_tanh", bias=True),
+            c.MLP(hidden_dim=hf_config["intermediate_size"], activation="gelu_tanh", bias=True),
         ),
         norm=LAYER_NORM,
-        embedding=Embedding(positions=Learned(max_length=hf_config["max_position_embeddings"])),
-        head=LMHead(tied=True),
+        embedding=c.Embedding(positions=c.Learned(max_length=hf_config["max_position_embeddings"])),
+        head=c.LMHead(tied=True),
     )
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
     return config, gpt(

@@ -3,41 +3,31 @@
 Each function gives a configuration by hand and our parameters.
 """
 
-from jaxformer.config import (
-    GLU,
-    MLP,
-    LayerNorm,
-    LMHead,
-    MultiHead,
-    RMSNorm,
-    T5Bias,
-    TransformerConfig,
-    TransformerXL,
-)
+from jaxformer import config as c
 from tests.interop.param_trees import linear, norm, split_heads, stack_layers
 
 
 def lamda_like(hf_config, tensors):
     """The decoder of T5 on its own, with a head of its own."""
     n, h = hf_config["num_heads"], hf_config["d_kv"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=hf_config["d_model"],
         num_layers=hf_config["num_layers"],
-        attention=MultiHead(
+        attention=c.MultiHead(
             num_heads=n,
             num_kv_heads=n,
             head_dim=h,
             positions=(
-                T5Bias(
+                c.T5Bias(
                     num_buckets=hf_config["relative_attention_num_buckets"],
                     max_distance=hf_config["relative_attention_max_distance"],
                 ),
             ),
             scale=1.0,
         ),
-        feed_forward=(GLU(hidden_dim=hf_config["d_ff"], activation="gelu_tanh"),),
-        norm=RMSNorm(eps=hf_config["layer_norm_epsilon"]),
+        feed_forward=(c.GLU(hidden_dim=hf_config["d_ff"], activation="gelu_tanh"),),
+        norm=c.RMSNorm(eps=hf_config["layer_norm_epsilon"]),
     )
 
     def layer(at):
@@ -74,15 +64,15 @@ def lamda_like(hf_config, tensors):
 def gopher(hf_config, tensors):
     """RMSNorm, ReLU, and the relative attention of Transformer-XL."""
     d, n = hf_config["d"], hf_config["heads"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=d,
         num_layers=hf_config["layers"],
-        attention=MultiHead(
-            num_heads=n, num_kv_heads=n, head_dim=d // n, positions=(TransformerXL(),)
+        attention=c.MultiHead(
+            num_heads=n, num_kv_heads=n, head_dim=d // n, positions=(c.TransformerXL(),)
         ),
-        feed_forward=(MLP(hidden_dim=hf_config["ff"], activation="relu"),),
-        norm=RMSNorm(eps=1e-5),
+        feed_forward=(c.MLP(hidden_dim=hf_config["ff"], activation="relu"),),
+        norm=c.RMSNorm(eps=1e-5),
     )
 
     def layer(at):
@@ -115,18 +105,18 @@ def gopher(hf_config, tensors):
 def xlnet(hf_config, tensors):
     """XLNet reading left to right: post-norm, projections stored with heads as an axis."""
     d, n = hf_config["d_model"], hf_config["n_head"]
-    config = TransformerConfig(
+    config = c.TransformerConfig(
         vocab_size=hf_config["vocab_size"],
         model_dim=d,
         num_layers=hf_config["n_layer"],
-        attention=MultiHead(
-            num_heads=n, num_kv_heads=n, head_dim=d // n, positions=(TransformerXL(),)
+        attention=c.MultiHead(
+            num_heads=n, num_kv_heads=n, head_dim=d // n, positions=(c.TransformerXL(),)
         ),
-        feed_forward=(MLP(hidden_dim=hf_config["d_inner"], activation="relu", bias=True),),
-        norm=LayerNorm(eps=hf_config["layer_norm_eps"]),
+        feed_forward=(c.MLP(hidden_dim=hf_config["d_inner"], activation="relu", bias=True),),
+        norm=c.LayerNorm(eps=hf_config["layer_norm_eps"]),
         norm_placement="post",
         final_norm=False,
-        head=LMHead(tied=True, bias=True),
+        head=c.LMHead(tied=True, bias=True),
     )
 
     def layer(at):

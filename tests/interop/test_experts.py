@@ -6,17 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.config import (
-    GLU,
-    MLP,
-    ExpertGroups,
-    LayerNorm,
-    LongRope,
-    MoE,
-    Rope,
-    Router,
-    SparseMixer,
-)
+from jaxformer import config as c
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
 from jaxformer.layers.feed_forward import FeedForward
@@ -45,7 +35,7 @@ LINEAR = {"type": "linear", "factor": 2.0, "short_mscale": 1.2, "long_mscale": 1
 
 def kinds(config):
     """Whether each layer has experts."""
-    return [isinstance(config.layer(i).feed_forward, MoE) for i in range(config.num_layers)]
+    return [isinstance(config.layer(i).feed_forward, c.MoE) for i in range(config.num_layers)]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +57,8 @@ def test_shared_experts_are_one_as_wide_as_they_together():
     """Its biases are those of dense layers; experts have none."""
     config = config_from_fields("ernie4_5_moe", moe_intermediate_size=7, use_bias=True)
     moe = config.layer(1).feed_forward
-    assert moe.expert == GLU(hidden_dim=7)
-    assert moe.shared.expert == GLU(hidden_dim=14, bias=True)
+    assert moe.expert == c.GLU(hidden_dim=7)
+    assert moe.shared.expert == c.GLU(hidden_dim=14, bias=True)
     assert config.head.bias and config.layer(0).feed_forward.bias
     without = config_from_fields("ernie4_5_moe", moe_num_shared_experts=0, use_bias=False)
     assert without.layer(1).feed_forward.shared is None and not without.head.bias
@@ -84,9 +74,9 @@ def test_released_glm_lite():
     assert (attention.nope_dim, attention.rope_dim, attention.value_dim) == (192, 64, 256)
     assert (attention.latent_dim, attention.query_latent_dim) == (512, 768)
     assert (attention.norm.eps, config.norm.eps) == (1e-6, 1e-5)
-    assert moe.router == Router(score="sigmoid", selection_bias=True, scale=1.8)
+    assert moe.router == c.Router(score="sigmoid", selection_bias=True, scale=1.8)
     assert (moe.num_experts, moe.top_k) == (64, 4)
-    assert moe.expert == moe.shared.expert == GLU(hidden_dim=1536)
+    assert moe.expert == moe.shared.expert == c.GLU(hidden_dim=1536)
     assert kinds(config) == [False, True, True, True]
 
 
@@ -122,7 +112,7 @@ def test_scores_of_command_a_plus():
     ):
         config = config_from_fields("cohere2_moe", expert_selection_fn=score, norm_topk_prob=flag)
         router = config.layer(3).feed_forward.router
-        assert router == Router(score=score, renormalise=renormalise)
+        assert router == c.Router(score=score, renormalise=renormalise)
 
 
 def test_released_phi_moe():
@@ -130,9 +120,9 @@ def test_released_phi_moe():
     lengths = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
     config = config_from_fields("phimoe", rope_scaling=LONG, **lengths, input_jitter_noise=0.01)
     (rope,) = config.attention.positions
-    assert rope == Rope(
+    assert rope == c.Rope(
         base=1e6,
-        scaling=LongRope(
+        scaling=c.LongRope(
             short_factors=(1.0,),
             long_factors=(2.0,),
             original_max_length=16,
@@ -141,8 +131,8 @@ def test_released_phi_moe():
         ),
     )
     (moe,) = config.feed_forward
-    assert (moe.router, moe.num_experts, moe.top_k) == (SparseMixer(jitter=0.01), 16, 2)
-    assert config.norm == LayerNorm(eps=1e-5) and not config.head.bias
+    assert (moe.router, moe.num_experts, moe.top_k) == (c.SparseMixer(jitter=0.01), 16, 2)
+    assert config.norm == c.LayerNorm(eps=1e-5) and not config.head.bias
 
 
 @pytest.mark.parametrize(
@@ -161,7 +151,7 @@ def test_layers_of_switch_with_experts(fields, expected):
     config = config_from_fields("switch_transformers", **SWITCH, **fields)
     encoder, num_layers = config.stacks["encoder"]
     branches = [encoder.layer(i).feed_forward for i in range(num_layers)]
-    assert [i for i, branch in enumerate(branches) if isinstance(branch, MoE)] == expected
+    assert [i for i, branch in enumerate(branches) if isinstance(branch, c.MoE)] == expected
     family, values = choose_family(config, {}, "switch_transformers")
     assert build_config(family, values, where="") == config
 
@@ -173,9 +163,9 @@ def test_released_switch():
     released |= {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}
     config = config_from_fields("switch_transformers", **SWITCH, **released)
     dense, moe = config.feed_forward
-    assert config.topology.feed_forward is None and dense == MLP(hidden_dim=10, activation="relu")
-    assert moe == MoE(
-        expert=dense, num_experts=8, top_k=1, router=Router(renormalise=False, capacity=64)
+    assert config.topology.feed_forward is None and dense == c.MLP(hidden_dim=10, activation="relu")
+    assert moe == c.MoE(
+        expert=dense, num_experts=8, top_k=1, router=c.Router(renormalise=False, capacity=64)
     )
     assert (config.head.tied, config.head.multiplier) == (True, 12**-0.5)
 
@@ -276,7 +266,7 @@ def test_one_group_is_chosen(topk_group):
 
 
 @pytest.mark.parametrize(
-    "router", [{"renormalise": False}, {"groups": ExpertGroups(num_groups=2, top_k=1)}]
+    "router", [{"renormalise": False}, {"groups": c.ExpertGroups(num_groups=2, top_k=1)}]
 )
 def test_hunyuan_3_stands_for_no_other_router(router):
     """Transformers reads neither, so the folder would be another model there."""

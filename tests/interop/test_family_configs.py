@@ -5,35 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from jaxformer import config as c
 from jaxformer import costs, zoo
-from jaxformer.config import (
-    GLU,
-    MLP,
-    BlockSparse,
-    ClampedGEGLU,
-    DeepNorm,
-    DynamicNTK,
-    GatedNorm,
-    Latent,
-    LayerNorm,
-    LinearAttention,
-    MoE,
-    MultiHead,
-    NoAttention,
-    NoFeedForward,
-    NTKScaling,
-    OutputGate,
-    QKNorm,
-    QueryScaling,
-    RMSNorm,
-    Rope,
-    SlopeDecay,
-    StepDecay,
-    TransformerConfig,
-    Yarn,
-    from_json,
-    to_json,
-)
 from jaxformer.interop.config_comparison import canonical, config_differences
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import FAMILIES
@@ -86,7 +59,7 @@ def test_patterns_over_the_layers():
     assert [p.base for p in gemma3.positions] == [1e4] * 5 + [1e6]
     cohere2 = config_from_fields("cohere2", sliding_window=5, num_hidden_layers=9).attention
     assert cohere2.windows == (5, 5, 5, None)
-    assert cohere2.positions == (*(Rope(pairing="neighbours"),) * 3, None)
+    assert cohere2.positions == (*(c.Rope(pairing="neighbours"),) * 3, None)
     qwen2 = {"sliding_window": 5, "max_window_layers": 1}
     assert config_from_fields("qwen2", **qwen2).attention.windows == (None,)
     assert config_from_fields("qwen2", use_sliding_window=True, **qwen2).attention.windows == (
@@ -125,7 +98,7 @@ def test_patterns_over_the_layers():
         blocksparse_block_size=4,
         blocksparse_vert_stride=3,
     )
-    assert small.attention.windows == (BlockSparse(block_size=4, local_blocks=16, stride=3), None)
+    assert small.attention.windows == (c.BlockSparse(block_size=4, local_blocks=16, stride=3), None)
 
 
 def test_multipliers_of_granite():
@@ -146,7 +119,7 @@ def test_multipliers_of_granite():
         config_from_fields("granitemoe", residual_multiplier="x")
     shared = {"num_local_experts": 3, "shared_intermediate_size": 7}
     (moe,) = config_from_fields("granitemoeshared", **shared).feed_forward
-    assert moe.shared.expert == GLU(hidden_dim=7) and moe.expert == GLU(hidden_dim=10)
+    assert moe.shared.expert == c.GLU(hidden_dim=7) and moe.expert == c.GLU(hidden_dim=10)
     with pytest.raises(ValueError, match=r"shared_intermediate_size = 7: unknown attribute"):
         config_from_fields("granitemoe", **shared)
 
@@ -155,14 +128,16 @@ def test_what_hunyuan_says():
     scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
     fields = {"head_dim": 6, "max_position_embeddings": 64, "rope_scaling": scaling}
     dense = config_from_fields("hunyuan_v1_dense", **fields)
-    assert dense.attention.positions == (Rope(scaling=NTKScaling(factor=1000.0)),)
+    assert dense.attention.positions == (c.Rope(scaling=c.NTKScaling(factor=1000.0)),)
     assert dense.attention.qk_norm.placement == "after_rope"
     with pytest.raises(ValueError, match=r"qk_norm\.placement: before_rope instead of after_rope"):
         choose_family(config_from_fields("hunyuan_v1_dense", head_dim=6), {}, "qwen3")
     without = config_from_fields(
         "hunyuan_v1_dense", **fields | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
     )
-    assert without.attention.positions[0].scaling == DynamicNTK(factor=2.0, original_max_length=64)
+    assert without.attention.positions[0].scaling == c.DynamicNTK(
+        factor=2.0, original_max_length=64
+    )
     for config in (dense, without):
         family, values = choose_family(config, {}, "hunyuan_v1_dense")
         assert build_config(family, values, where="") == config
@@ -178,7 +153,7 @@ def test_what_hunyuan_says():
 def test_what_ministral_3_says():
     scaling = {"rope_type": "yarn", **YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
     config = config_from_fields("ministral3", head_dim=4, rope_parameters=scaling)
-    assert config.attention.query_scaling == QueryScaling(beta=0.1, original_max_length=16)
+    assert config.attention.query_scaling == c.QueryScaling(beta=0.1, original_max_length=16)
     lengths = {"original_max_position_embeddings": 8}  # before the object's, as in RoPE
     other = config_from_fields("ministral3", head_dim=4, rope_parameters=scaling, **lengths)
     (rope,), queries = other.attention.positions, other.attention.query_scaling
@@ -189,12 +164,12 @@ def test_what_ministral_3_says():
         config_from_fields("ministral3", rope_parameters=scaling | {"llama_4_scaling_beta": None})
     with pytest.raises(ValueError, match=r"rope_parameters = None: expected an object with llama"):
         config_from_fields("ministral3")
-    attention = replace(config.attention, positions=(Rope(),))
+    attention = replace(config.attention, positions=(c.Rope(),))
     plain = replace(config, attention=attention)
     family, values = choose_family(plain, {})
     assert family.model_type == "ministral3" and values["rope_scaling"] is None
     assert build_config(family, values, where="") == plain
-    other = replace(config.attention, query_scaling=QueryScaling(original_max_length=32))
+    other = replace(config.attention, query_scaling=c.QueryScaling(original_max_length=32))
     with pytest.raises(ValueError, match=r"\[0\]\.scaling\.original_max_length: 32 instead of 16$"):
         choose_family(replace(config, attention=other), {}, "ministral3")
 
@@ -233,9 +208,9 @@ def test_a_released_file_of_lfm2():
         **{"block_use_swiglu": True, "block_use_xavier_init": True, "use_pos_enc": True},
     }
     config = build_config(FAMILIES["lfm2"], fields, where="")
-    assert config.feed_forward == (GLU(hidden_dim=8192),)
+    assert config.feed_forward == (c.GLU(hidden_dim=8192),)
     kinds = [type(kind) for kind in config.attention.kinds]
-    assert [i for i, kind in enumerate(kinds) if kind is MultiHead] == fields["full_attn_idxs"]
+    assert [i for i, kind in enumerate(kinds) if kind is c.MultiHead] == fields["full_attn_idxs"]
     assert costs.num_parameters(config) == 1_170_340_608  # as its page counts
     with pytest.raises(ValueError, match="expected full_attention or conv for 16 layers"):
         build_config(FAMILIES["lfm2"], fields | {"layer_types": ["conv"] * 15}, where="")
@@ -248,8 +223,10 @@ def test_what_qwen_3_next_says():
     fields = {"vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 48}
     fields |= {"num_attention_heads": 16, "intermediate_size": 5632}
     config = config_from_fields("qwen3_next", **fields)
-    assert [type(kind) for kind in config.attention.kinds] == [LinearAttention] * 3 + [MultiHead]
-    assert config.attention.kinds[3].positions == (Rope(fraction=0.25),)
+    assert [type(kind) for kind in config.attention.kinds] == [c.LinearAttention] * 3 + [
+        c.MultiHead
+    ]
+    assert config.attention.kinds[3].positions == (c.Rope(fraction=0.25),)
     assert costs.num_parameters(config) == 79_674_391_296
     assert costs.num_active_parameters(config) == 3_874_929_408
     assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48, {})
@@ -285,8 +262,8 @@ def test_a_released_file_of_kimi_linear():
     }
     config = config_from_fields("kimi_linear", **fields)
     kinds = [type(config.layer(i).attention) for i in range(27)]
-    assert [i + 1 for i, kind in enumerate(kinds) if kind is Latent] == full
-    assert [isinstance(x, MoE) for x in config.feed_forward] == [False] + [True] * 26
+    assert [i + 1 for i, kind in enumerate(kinds) if kind is c.Latent] == full
+    assert [isinstance(x, c.MoE) for x in config.feed_forward] == [False] + [True] * 26
     assert costs.num_parameters(config) == 49_122_681_728
     assert choose_family(config, {})[1]["linear_attn_config"] == delta
     for name, value, problem in (
@@ -320,10 +297,10 @@ def test_a_released_file_of_minimax():
         **{"max_position_embeddings": 10_240_000, "tie_word_embeddings": False},
     }
     config = config_from_fields("minimax", **fields, **factors)
-    assert config.residual == DeepNorm(alpha=160**0.25)
+    assert config.residual == c.DeepNorm(alpha=160**0.25)
     first, *_, last = config.attention.kinds
-    assert first.decay == SlopeDecay(scale=1.00001)
-    assert last.positions == (Rope(base=1e7, fraction=0.5),)
+    assert first.decay == c.SlopeDecay(scale=1.00001)
+    assert last.positions == (c.Rope(base=1e7, fraction=0.5),)
     assert costs.num_parameters(config) == 456_089_655_296
     written = choose_family(config, {})[1]
     assert (written["rotary_dim"], written["layer_types"]) == (64, types)
@@ -353,8 +330,8 @@ def test_what_trinity_says():
     attention = config.attention
     assert attention.windows == (2048, 2048, 2048, None) and attention.head_dim == 128
     assert [x is None for x in attention.positions] == [False, False, False, True]
-    assert (attention.output_gate, config.embedding.scale) == (OutputGate(), math.sqrt(2048))
-    assert config.feed_forward[:2] == (GLU(hidden_dim=6144),) * 2
+    assert (attention.output_gate, config.embedding.scale) == (c.OutputGate(), math.sqrt(2048))
+    assert config.feed_forward[:2] == (c.GLU(hidden_dim=6144),) * 2
     assert f"{costs.num_parameters(config) / 1e9:.3f}" == "26.124"
     for changes in ({}, {"num_dense_layers": 32}, {"mup_enabled": False}):
         config = config_from_fields("afmoe", **fields | changes)
@@ -381,10 +358,10 @@ def test_what_mamba_2_says():
     layer = config.attention
     assert (layer.num_heads, layer.value_dim, layer.num_key_heads, layer.key_dim) == (4, 6, 2, 5)
     assert set(layer.biases) == {"in", "convolution", "out"}
-    assert layer.decay == StepDecay() and config.feed_forward == (NoFeedForward(),)
+    assert layer.decay == c.StepDecay() and config.feed_forward == (c.NoFeedForward(),)
     limits = {"time_step_limit": [0.001, {"__float__": "Infinity"}]}
     limited = config_from_fields("mamba2", **fields | limits)
-    assert limited.attention.decay == StepDecay(min_step=0.001)
+    assert limited.attention.decay == c.StepDecay(min_step=0.001)
     family, values = choose_family(limited, {})
     assert family.model_type == "mamba2" and values["time_step_limit"] == limits["time_step_limit"]
     refused = {
@@ -415,9 +392,9 @@ def test_what_bamba_says():
     fields = mamba | {"head_dim": 4, "attn_layer_indices": [1, 3]}
     config = config_from_fields("bamba", **fields)
     kinds = config.attention.kinds
-    assert [type(kind) for kind in kinds] == [LinearAttention, MultiHead]
+    assert [type(kind) for kind in kinds] == [c.LinearAttention, c.MultiHead]
     assert (kinds[0].value_dim, kinds[0].num_key_heads, kinds[0].biases) == (8, 1, ())
-    assert kinds[1].positions == (Rope(fraction=0.5),)
+    assert kinds[1].positions == (c.Rope(fraction=0.5),)
     for other in (config, config_from_fields("bamba", **fields | {"attn_layer_indices": []})):
         family, values = choose_family(other, {})
         assert family.model_type == "bamba"
@@ -434,9 +411,9 @@ def test_what_falcon_h1_says():
     fields |= {"lm_head_multiplier": 0.25, "rope_theta": 1e11, "mamba_use_mlp": True}
     config = config_from_fields("falcon_h1", **fields)
     heads, mamba = config.attention.kinds
-    assert (heads.scale, heads.positions, heads.biases) == (0.25, (Rope(base=1e11),), ())
+    assert (heads.scale, heads.positions, heads.biases) == (0.25, (c.Rope(base=1e11),), ())
     assert (mamba.value_dim, mamba.num_key_heads, mamba.biases) == (5, 1, ("convolution",))
-    assert mamba.output == GatedNorm(norm=None, over="group", placement="before_norm")
+    assert mamba.output == c.GatedNorm(norm=None, over="group", placement="before_norm")
     assert (config.embedding.scale, config.head.multiplier) == (5.5, 0.25)
     for more, norm, placement in (
         ({"mamba_rms_norm": True}, config.norm, "after_norm"),
@@ -472,16 +449,16 @@ def test_what_olmo_hybrid_says():
     positions = {"rope_parameters": {"rope_theta": None}}
     config = config_from_fields("olmo_hybrid", linear_a_log_max=16.0, **positions)
     *deltas, heads = config.attention.kinds
-    assert [type(kind) for kind in deltas] == [LinearAttention] * 3
+    assert [type(kind) for kind in deltas] == [c.LinearAttention] * 3
     assert config.norm_placement == ("pre", "pre", "pre", "res_post")
     assert (deltas[0].num_heads, deltas[0].num_key_heads, deltas[0].max_beta) == (6, 6, 2.0)
     assert (deltas[0].key_dim, deltas[0].value_dim, deltas[0].output.norm.eps) == (1, 2, 1e-5)
     assert (heads.positions, heads.biases) == ((None,), ())
-    assert heads.qk_norm == QKNorm(norm=config.norm, over="width")
+    assert heads.qk_norm == c.QKNorm(norm=config.norm, over="width")
     plain = {"rope_parameters": {"rope_type": "default"}, "linear_allow_neg_eigval": False}
     other = config_from_fields("olmo_hybrid", attention_bias=True, num_hidden_layers=3, **plain)
     assert other.norm_placement == ("pre", "pre", "res_post")
-    assert other.attention.kinds[-1].positions == (Rope(),)
+    assert other.attention.kinds[-1].positions == (c.Rope(),)
     assert other.attention.kinds[0].max_beta == 1.0
     for model in (config, other):
         family, values = choose_family(model, {})
@@ -510,10 +487,10 @@ def test_what_granite_4_says():
     fields |= {"attention_multiplier": 0.5, "position_embedding_type": "nope", "rope_theta": 1e4}
     config = config_from_fields("granitemoehybrid", **fields)
     kinds = config.attention.kinds
-    assert [type(kind) for kind in kinds] == [LinearAttention, LinearAttention, MultiHead]
+    assert [type(kind) for kind in kinds] == [c.LinearAttention, c.LinearAttention, c.MultiHead]
     assert (kinds[2].scale, kinds[2].positions) == (0.5, (None,))
     (moe,) = config.feed_forward
-    assert (moe.shared.expert, moe.expert) == (GLU(hidden_dim=7), GLU(hidden_dim=10))
+    assert (moe.shared.expert, moe.expert) == (c.GLU(hidden_dim=7), c.GLU(hidden_dim=10))
     dense = fields | {"num_local_experts": 0, "position_embedding_type": "rope"}
     all_attention = dense | {"layer_types": ["attention"] * 4}
     for other in (fields, dense, all_attention, fields | {"layer_types": None}):
@@ -521,7 +498,7 @@ def test_what_granite_4_says():
         family, values = choose_family(config, {})
         assert family.model_type == "granitemoehybrid"
         assert build_config(family, values, where="") == config
-    assert config_from_fields("granitemoehybrid", **dense).feed_forward == (GLU(hidden_dim=7),)
+    assert config_from_fields("granitemoehybrid", **dense).feed_forward == (c.GLU(hidden_dim=7),)
     refused = {
         r"layer_types = \['mamba'\]: .* for each of 4 layers": {"layer_types": ["mamba"]},
         "position_embedding_type = 'alibi': expected one of": {"position_embedding_type": "alibi"},
@@ -544,13 +521,13 @@ def test_what_nemotron_3_nano_says():
     }
     config = build_config(FAMILIES["nemotron_h"], fields, where="")
     assert [type(config.layer(i).attention) for i in (0, 1, 5, 51)] == [
-        *(LinearAttention, NoAttention, MultiHead, NoAttention)
+        *(c.LinearAttention, c.NoAttention, c.MultiHead, c.NoAttention)
     ]
-    assert config.layer(0).attention.decay == StepDecay(min_step=0.001)
-    assert config.layer(5).feed_forward == NoFeedForward()
+    assert config.layer(0).attention.decay == c.StepDecay(min_step=0.001)
+    assert config.layer(5).feed_forward == c.NoFeedForward()
     moe = config.layer(1).feed_forward
-    assert moe.expert == MLP(hidden_dim=1856, activation="relu_squared")
-    assert moe.shared.expert == MLP(hidden_dim=3712, activation="relu_squared")
+    assert moe.expert == c.MLP(hidden_dim=1856, activation="relu_squared")
+    assert moe.shared.expert == c.MLP(hidden_dim=3712, activation="relu_squared")
     family, values = choose_family(config, {})
     assert family.model_type == "nemotron_h"
     assert build_config(family, values, where="") == config
@@ -585,21 +562,21 @@ def test_what_released_files_say_beside_what_transformers_writes():
         sliding_window=None,
         rope_theta=5e6,
     )
-    assert small.attention.positions == (*[Rope(base=5e6)] * 3, None)
+    assert small.attention.positions == (*[c.Rope(base=5e6)] * 3, None)
     assert small.attention.windows == (None,)
     exaone = config_from_fields(
         "exaone4", sliding_window=5, sliding_window_pattern="LLLG", layer_types=kinds
     )
-    assert exaone.attention.positions == (*[Rope()] * 3, None)
+    assert exaone.attention.positions == (*[c.Rope()] * 3, None)
     assert exaone.attention.windows == (5, 5, 5, None)
     fields = SIZES | {"sliding_window": None, "sliding_window_pattern": 0}
     full = build_config(FAMILIES["exaone4"], fields, where="")
-    assert (full.attention.windows, full.attention.positions) == ((None,), (Rope(),))
+    assert (full.attention.windows, full.attention.positions) == ((None,), (c.Rope(),))
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
     olmo = config_from_fields("olmo3", rope_theta=5e5, rope_scaling=scaling, layer_types=kinds)
-    assert olmo.attention.positions[0] == Rope(base=5e5)
-    assert olmo.attention.positions[3] == Rope(
-        base=5e5, scaling=Yarn(factor=8.0, original_max_length=64)
+    assert olmo.attention.positions[0] == c.Rope(base=5e5)
+    assert olmo.attention.positions[3] == c.Rope(
+        base=5e5, scaling=c.Yarn(factor=8.0, original_max_length=64)
     )
     qwen = config_from_fields(
         "qwen3_moe",
@@ -613,9 +590,9 @@ def test_what_released_files_say_beside_what_transformers_writes():
         moe_intermediate_size=7,
         norm_topk_prob=True,
     )
-    experts = MoE(expert=GLU(hidden_dim=7), num_experts=6, top_k=2)
+    experts = c.MoE(expert=c.GLU(hidden_dim=7), num_experts=6, top_k=2)
     layers = [qwen.layer(i).feed_forward for i in range(4)]
-    assert layers == [GLU(hidden_dim=10), *[experts] * 3]
+    assert layers == [c.GLU(hidden_dim=10), *[experts] * 3]
     assert [layer.feed_forward for layer in qwen.first_layers] == layers[:1]
 
 
@@ -640,30 +617,32 @@ def test_what_a_family_cannot_have_is_named(family, fields, message):
 
 
 def test_norms_branches_and_scales():
-    assert config_from_fields("olmo").norm == LayerNorm(eps=1e-5, parameters="none")
+    assert config_from_fields("olmo").norm == c.LayerNorm(eps=1e-5, parameters="none")
     olmo2 = config_from_fields("olmo2", rms_norm_eps=1e-6)
     assert olmo2.norm_placement == "res_post"
-    assert olmo2.attention.qk_norm == QKNorm(norm=RMSNorm(eps=1e-6), over="width")
+    assert olmo2.attention.qk_norm == c.QKNorm(norm=c.RMSNorm(eps=1e-6), over="width")
     gemma3 = config_from_fields("gemma3_text", query_pre_attn_scalar=16)
     assert gemma3.norm_placement == "sandwich"
-    assert gemma3.attention.qk_norm == QKNorm(norm=RMSNorm(scale_offset=1.0), over="head")
+    assert gemma3.attention.qk_norm == c.QKNorm(norm=c.RMSNorm(scale_offset=1.0), over="head")
     assert (gemma3.attention.scale, gemma3.embedding.scale) == (0.25, math.sqrt(12))
     qwen3 = config_from_fields("qwen3", num_attention_heads=4, rms_norm_eps=1e-5).attention
     assert (qwen3.head_dim, qwen3.num_kv_heads, qwen3.biases) == (128, 2, ())
-    assert qwen3.qk_norm == QKNorm(norm=RMSNorm(eps=1e-5), over="head")
+    assert qwen3.qk_norm == c.QKNorm(norm=c.RMSNorm(eps=1e-5), over="head")
     nemotron = config_from_fields("nemotron", head_dim=4)
-    assert nemotron.norm == LayerNorm(scale_offset=1.0)
-    assert nemotron.feed_forward == (MLP(hidden_dim=10, activation="relu_squared"),)
+    assert nemotron.norm == c.LayerNorm(scale_offset=1.0)
+    assert nemotron.feed_forward == (c.MLP(hidden_dim=10, activation="relu_squared"),)
     cohere = config_from_fields("cohere", use_qk_norm=True, logit_scale=0.5)
     assert (cohere.block, cohere.head.multiplier) == ("parallel_shared_norm", 0.5)
-    assert cohere.attention.qk_norm == QKNorm(norm=LayerNorm(parameters="scale"), over="each_head")
+    assert cohere.attention.qk_norm == c.QKNorm(
+        norm=c.LayerNorm(parameters="scale"), over="each_head"
+    )
     experts = config_from_fields("mixtral", num_local_experts=3, num_experts_per_tok=1).feed_forward
-    assert experts == (MoE(expert=GLU(hidden_dim=10), num_experts=3, top_k=1),)
+    assert experts == (c.MoE(expert=c.GLU(hidden_dim=10), num_experts=3, top_k=1),)
     qwen = config_from_fields("qwen", num_key_value_heads=None)
-    assert qwen.feed_forward == (GLU(hidden_dim=5),)
+    assert qwen.feed_forward == (c.GLU(hidden_dim=5),)
     assert qwen.attention.biases == ("query", "key", "value")
     small = config_from_fields("phi3small", intermediate_size=None, ff_intermediate_size=7)
-    assert small.feed_forward == (ClampedGEGLU(hidden_dim=7, limit=20.0),)
+    assert small.feed_forward == (c.ClampedGEGLU(hidden_dim=7, limit=20.0),)
     assert (small.attention.scale, small.embedding.scale) == (1 / 2, 10.0)
     assert (small.head.tied, small.head.multiplier) == (True, 1 / 8)
 
@@ -730,11 +709,11 @@ def test_a_model_is_written_under_the_name_it_was_read_by():
     assert config == config_from_fields("llama", rms_norm_eps=1e-5) and hash(config) == hash(
         replace(config, model_type="llama")
     )
-    again = from_json(TransformerConfig, to_json(config))
+    again = c.from_json(c.TransformerConfig, c.to_json(config))
     assert choose_family(again, {})[0].model_type == "phi3"
     assert choose_family(config, {}, "llama")[0].model_type == "llama"
     qwen = config_from_fields("qwen", num_key_value_heads=None, rotary_pct=1.0)
     assert choose_family(qwen, {})[0].model_type == "qwen2"  # transformers has no class for qwen
-    other = replace(config, block="parallel", norm=LayerNorm(eps=1e-5))
+    other = replace(config, block="parallel", norm=c.LayerNorm(eps=1e-5))
     with pytest.raises(ValueError, match="No family can represent this configuration"):
         choose_family(replace(other, model_type="a kind unknown"), {})

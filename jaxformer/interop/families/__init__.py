@@ -23,58 +23,23 @@ from jaxformer.interop.families import (
     mamba,
     marian,
     minimax,
-    nanochat,
-    nemotron,
     nemotron_h,
-    olmo,
     olmo_hybrid,
     opt,
     phi,
-    phimoe,
     qwen,
     qwen3_next,
-    stablelm,
     switch,
     t5,
 )
 from jaxformer.interop.family import Family
 
 # An export uses the first that matches, so the simplest come first.
+MODULES = (
+    *(llama, gemma, cohere, deepseek, phi, qwen, dbrx, ernie, afmoe, baichuan, lfm2),
+    *(qwen3_next, mamba, granite_hybrid, nemotron_h, kimi_linear, minimax, falcon_h1),
+    *(olmo_hybrid, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
+)
 FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for family in (
-        *llama.FAMILIES,
-        *olmo.FAMILIES,
-        *gemma.FAMILIES,
-        *nemotron.FAMILIES,
-        *cohere.FAMILIES,
-        *deepseek.FAMILIES,
-        *phi.FAMILIES,
-        *phimoe.FAMILIES,
-        *qwen.FAMILIES,
-        *stablelm.FAMILIES,
-        *nanochat.FAMILIES,
-        *dbrx.FAMILIES,
-        *ernie.FAMILIES,
-        *afmoe.FAMILIES,
-        *baichuan.FAMILIES,
-        *lfm2.FAMILIES,
-        *qwen3_next.FAMILIES,
-        *mamba.FAMILIES,
-        *granite_hybrid.FAMILIES,
-        *nemotron_h.FAMILIES,
-        *kimi_linear.FAMILIES,
-        *minimax.FAMILIES,
-        *falcon_h1.FAMILIES,
-        *olmo_hybrid.FAMILIES,
-        *gpt2.FAMILIES,
-        *gptj.FAMILIES,
-        *gpt_neox.FAMILIES,
-        *bloom.FAMILIES,
-        *opt.FAMILIES,
-        *falcon.FAMILIES,
-        *t5.FAMILIES,
-        *switch.FAMILIES,
-        *marian.FAMILIES,
-    )
+    family.model_type: family for module in MODULES for family in module.FAMILIES
 }

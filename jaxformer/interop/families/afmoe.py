@@ -7,46 +7,24 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import DeepSeekMoE
+from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, deepseek_rules
 from jaxformer.interop.families.llama_like_family import BiasField, LlamaLike
-from jaxformer.interop.families.llama_like_options import OneRope
-from jaxformer.interop.param_mapping import norm_rules
+from jaxformer.interop.families.llama_like_options import RopeOfWindows, WindowsByInterval
+from jaxformer.interop.param_mapping import layer_norm_rules
 
-NORMS = (
-    *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.pre_mlp_layernorm", "pre_feed_forward_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "post_feed_forward_norm"),
+NAMES = {  # of DeepSeek's fields in this family
+    "first_k_dense_replace": "num_dense_layers",
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+    "routed_scaling_factor": "route_scale",
+}
+NORMS = layer_norm_rules(
+    p.LAYER_PREFIX,
+    pre_attention_norm="input_layernorm",
+    post_attention_norm="post_attention_layernorm",
+    pre_feed_forward_norm="pre_mlp_layernorm",
+    post_feed_forward_norm="post_mlp_layernorm",
 )
-
-
-@dataclass(frozen=True)
-class WindowsByInterval:
-    """A window for the layers that ``layer_types`` names; without it, all but every n-th.
-
-    n is ``global_attn_every_n_layers``.
-    """
-
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
-        """The windows."""
-        interval = max(1, reader.integer("global_attn_every_n_layers", 4))
-        count = reader.integer("num_hidden_layers")
-        sliding = p.read_layer_types(reader, count, lambda i: (i + 1) % interval > 0)
-        return p.window_cycle(reader, sliding, reader.optional_integer("sliding_window", 1024))
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The window and the types."""
-        return p.write_layer_types(config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeWithWindow(OneRope):
-    """RoPE in the layers that have a window; no positions in the others."""
-
-    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing, as the windows."""
-        rope = self._read_rope(reader)
-        return tuple(None if window is None else rope for window in windows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +40,9 @@ class AfmoeMoE(DeepSeekMoE):
             reader.require_value(name, 1)
         for name in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of speed
             reader.get(name)
-        for name in (self.experts_name, self.shared_name, self.scale_name):
+        for name in NAMES.values():
             reader.get(name)  # without effect if all layers are dense
         return super().read(reader, bias=bias)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Without the fields of DeepSeek that this family does not have."""
-        fields = super().write(config)
-        unknown = "n_group", "topk_group", "norm_topk_prob"
-        return fields and {name: value for name, value in fields.items() if name not in unknown}
 
 
 @dataclass(frozen=True)
@@ -94,26 +66,23 @@ FAMILIES = (
         "afmoe",
         "AfmoeForCausalLM",
         head_dim=128,
-        eps=1e-5,
-        positions=RopeWithWindow(max_length=16_384),
-        windows=WindowsByInterval(),
+        norm=c.RMSNorm(eps=1e-5),
+        positions=RopeOfWindows(max_length=16_384, without_windows=False),
+        windows=WindowsByInterval(1024, 4, ("global_attn_every_n_layers",)),
         biases=(BiasField("attention_bias", p.ALL_BIASES),),
-        qk_norm="head",
+        qk_norm=c.QKNorm(),
         norm_placement="sandwich",
         norm_rules=NORMS,
         output_gate=c.OutputGate(),
+        not_written=("n_group", "topk_group", "norm_topk_prob"),
         branch=AfmoeMoE(
             first_dense=1,
-            first_dense_name="num_dense_layers",
             num_experts=64,
             top_k=6,
             num_shared=2,
             width=1408,
-            experts_name="num_experts",
-            shared_name="num_shared_experts",
-            scale_name="route_scale",
-            router_tensor="router.gate",
-            bias_tensor="expert_bias",
+            names=NAMES,
+            rules=deepseek_rules("router.gate", "expert_bias"),
         ),
     ).family(),
 )

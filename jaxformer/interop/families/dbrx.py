@@ -3,41 +3,32 @@
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like_experts import EXPERTS
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, norm_rules
 from jaxformer.interop.rope_config import read_rope_section, write_rope_section
-from jaxformer.interop.transforms import Fused, LinearKernel, StackedExperts
+from jaxformer.interop.transforms import StackedExperts
 
 LAYER = "transformer.blocks.{layer}"
 MLP = f"{LAYER}.ffn.experts.mlp"
-QKV = ("attention/query/kernel", "attention/key/kernel", "attention/value/kernel")
-TABLE = ParamMapping(
-    top_level=(
-        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
-        *norm_rules("transformer.norm_f", "decoder/final_norm"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-    ),
+MAPPING = m.ParamMapping(
+    top_level=m.top_level_rules("transformer.wte", "transformer.norm_f"),
     stacks={
         "decoder": (
-            *norm_rules(f"{LAYER}.norm_attn_norm.norm_1", "pre_attention_norm"),
-            *norm_rules(f"{LAYER}.norm_attn_norm.norm_2", "pre_feed_forward_norm"),
-            MappingRule(f"{LAYER}.norm_attn_norm.attn.Wqkv.weight", QKV, Fused()),
-            MappingRule(
-                f"{LAYER}.norm_attn_norm.attn.out_proj.weight",
-                "attention/out/kernel",
-                LinearKernel(input_axes=2),
+            *m.layer_norm_rules(
+                f"{LAYER}.norm_attn_norm",
+                pre_attention_norm="norm_1",
+                pre_feed_forward_norm="norm_2",
             ),
-            MappingRule(
-                f"{LAYER}.ffn.router.layer.weight", "feed_forward/router/kernel", LinearKernel()
-            ),
-            MappingRule(f"{MLP}.w1", "feed_forward/experts/gate/kernel", StackedExperts()),
-            MappingRule(f"{MLP}.v1", "feed_forward/experts/up/kernel", StackedExperts()),
-            MappingRule(
-                f"{MLP}.w2", "feed_forward/experts/down/kernel", StackedExperts(transposed=False)
-            ),
+            *m.fused_rules(f"{LAYER}.norm_attn_norm.attn.Wqkv", "attention", p.QKV),
+            *m.branch_rules(f"{LAYER}.norm_attn_norm.attn", "attention", out="out_proj"),
+            *m.linear_rules(f"{LAYER}.ffn.router.layer", "feed_forward/router"),
+            m.MappingRule(f"{MLP}.w1", f"{EXPERTS}/gate/kernel", StackedExperts()),
+            m.MappingRule(f"{MLP}.v1", f"{EXPERTS}/up/kernel", StackedExperts()),
+            m.MappingRule(f"{MLP}.w2", f"{EXPERTS}/down/kernel", StackedExperts(transposed=False)),
         )
     },
 )
@@ -121,4 +112,4 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-FAMILIES = (Family("dbrx", "DbrxForCausalLM", read, write, TABLE),)
+FAMILIES = (Family("dbrx", "DbrxForCausalLM", read, write, MAPPING),)

@@ -5,11 +5,12 @@ Modules that predict further tokens are left out.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.functional.rope_scaling import yarn_attention_factor
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import hf_activation_name
@@ -20,9 +21,8 @@ from jaxformer.interop.families.llama_like_experts import (
     with_branches,
 )
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.rope_config import read_rope, write_rope
-from jaxformer.interop.transforms import Flatten, Fused, FusedPerGroup, LinearKernel
+from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
 DEEPSEEK_SIZES = {"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128}
@@ -64,94 +64,113 @@ def _has_latent_query(config: c.TransformerConfig) -> bool:
     return not _has_direct_query(config)
 
 
-SELF_ATTENTION = f"{p.LAYER_PREFIX}.self_attn"
-KV_LATENT = ("attention/latent", "attention/rotary_key")
 LATENT_RULES = (
-    MappingRule(
-        f"{SELF_ATTENTION}.q_proj.weight",
+    m.MappingRule(
+        f"{p.SELF_ATTENTION}.q_proj.weight",
         "attention/query/kernel",
         LinearKernel(),
         _has_direct_query,
     ),
-    *linear_rules(f"{SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
-    *norm_rules(f"{SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
-    MappingRule(
-        f"{SELF_ATTENTION}.q_b_proj.weight",
+    *m.linear_rules(f"{p.SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
+    *m.norm_rules(f"{p.SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
+    m.MappingRule(
+        f"{p.SELF_ATTENTION}.q_b_proj.weight",
         "attention/query/kernel",
         LinearKernel(),
         _has_latent_query,
     ),
-    MappingRule(
-        f"{SELF_ATTENTION}.kv_a_proj_with_mqa.weight",
-        tuple(f"{name}/kernel" for name in KV_LATENT),
-        Fused(),
-    ),
-    MappingRule(
-        f"{SELF_ATTENTION}.kv_a_proj_with_mqa.bias",
-        tuple(f"{name}/bias" for name in KV_LATENT),
-        Fused(part=Flatten()),
-    ),
-    *norm_rules(f"{SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
-    MappingRule(
-        f"{SELF_ATTENTION}.kv_b_proj.weight",
+    *m.fused_rules(f"{p.SELF_ATTENTION}.kv_a_proj_with_mqa", "attention", ("latent", "rotary_key")),
+    *m.norm_rules(f"{p.SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
+    m.MappingRule(
+        f"{p.SELF_ATTENTION}.kv_b_proj.weight",
         ("attention/key/kernel", "attention/value/kernel"),
         FusedPerGroup(),
     ),
-    *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
 )
-TABLE = ParamMapping(
+MAPPING = m.ParamMapping(
     top_level=p.TOP_LEVEL, stacks={"decoder": (*p.PRE_NORMS, *LATENT_RULES, *V3.rules)}
 )
 
 
-def read_v2(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a deepseek_v2 model."""
-    bias = reader.boolean("mlp_bias", False)
-    return _read(reader, V2, pairing="neighbours", max_length=2048, bias=bias)
+@dataclass(frozen=True)
+class DeepSeekLike:
+    """Latent attention and experts in a Llama block.
+
+    Attributes:
+        model_type: As in `Family`.
+        architecture: As in `Family`.
+        moe: Feed-forward networks.
+        max_length: Default of ``max_position_embeddings``.
+        eps: Default of the RMSNorm's eps.
+        sizes: Defaults of the sizes, as in `read_latent`.
+        has_pairing: Whether ``rope_interleave`` says which features RoPE turns as a pair; without
+            it they are neighbours.
+        has_biases: Whether ``mlp_bias`` says that networks have biases.
+        heads_divide_width: Whether transformers requires that num_heads divides model_dim.
+        predicts_further_tokens: As in `Family`.
+    """
+
+    model_type: str
+    architecture: str
+    moe: DeepSeekMoE
+    _: KW_ONLY
+    max_length: int = 4096
+    eps: float = 1e-6
+    sizes: Mapping[str, int] = field(default_factory=lambda: DEEPSEEK_SIZES)
+    has_pairing: bool = True
+    has_biases: bool = False
+    heads_divide_width: bool = False
+    predicts_further_tokens: bool = True
+
+    def family(self) -> Family:
+        """The family."""
+        return Family(
+            self.model_type,
+            self.architecture,
+            self.read,
+            self.write,
+            MAPPING,
+            attention_type=c.Latent,
+            predicts_further_tokens=self.predicts_further_tokens,
+        )
+
+    def read(self, reader: ConfigReader) -> c.TransformerConfig:
+        """Read config.json."""
+        neighbours = reader.boolean("rope_interleave", True) if self.has_pairing else True
+        bias = reader.boolean("mlp_bias", False) if self.has_biases else False
+        pairing = "neighbours" if neighbours else "halves"
+        rope = read_rope(reader, pairing=pairing, max_length=self.max_length)
+        branches = self.moe.read(reader, bias=bias)
+        config = c.TransformerConfig(
+            **p.read_sizes(reader),
+            attention=_read_attention(reader, rope, self.sizes),
+            feed_forward=branches[-1:],
+            norm=c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps)),
+            head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
+        )
+        return with_branches(config, branches)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Fields of config.json, or None for another model."""
+        a, experts = config.attention, self.moe.write(config)
+        if not (isinstance(a, c.Latent) and p.is_rope_decoder(config)) or experts is None:
+            return None
+        if self.heads_divide_width and config.model_dim % a.num_heads:
+            return None
+        rope = p.first_rope(config)
+        return {
+            **write_latent_decoder(config, a),
+            **experts,
+            **_write_scale(write_rope(rope), rope, a),
+            **({"rope_interleave": rope.pairing == "neighbours"} if self.has_pairing else {}),
+            **({"mlp_bias": has_feed_forward_biases(config)} if self.has_biases else {}),
+        }
 
 
-def read_v3(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a deepseek_v3 model."""
-    neighbours = reader.boolean("rope_interleave", True)
-    pairing = "neighbours" if neighbours else "halves"
-    return _read(reader, V3, pairing=pairing, max_length=4096)
-
-
-def read_glm_lite(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a glm4_moe_lite model."""
-    neighbours = reader.boolean("rope_interleave", True)
-    pairing = "neighbours" if neighbours else "halves"
-    sizes = {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
-    return _read(reader, LITE, pairing=pairing, max_length=202_752, eps=1e-5, sizes=sizes)
-
-
-def _read(
-    reader: ConfigReader,
-    moe: DeepSeekMoE,
-    *,
-    pairing: str,
-    max_length: int,
-    bias: bool = False,
-    eps: float = 1e-6,
-    sizes: Mapping[str, int] = DEEPSEEK_SIZES,
-) -> c.TransformerConfig:
-    branches = moe.read(reader, bias=bias)
-    config = c.TransformerConfig(
-        **p.read_sizes(reader),
-        attention=_read_attention(reader, pairing, max_length, sizes),
-        feed_forward=branches[-1:],
-        norm=c.RMSNorm(eps=reader.number("rms_norm_eps", eps)),
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
-    )
-    return with_branches(config, branches)
-
-
-def _read_attention(
-    reader: ConfigReader, pairing: str, max_length: int, sizes: Mapping[str, int]
-) -> c.Latent:
+def _read_attention(reader: ConfigReader, rope: c.Rope, sizes: Mapping[str, int]) -> c.Latent:
     latent = read_latent(reader, sizes)
     reader.require_value("head_dim", latent.rope_dim, reason="it repeats qk_rope_head_dim")
-    rope = read_rope(reader, pairing=pairing, max_length=max_length)
     section = reader.section("rope_scaling") or reader.section("rope_parameters")
     weight = None if section is None else section.optional_number("mscale_all_dim")
     scale = None
@@ -192,9 +211,18 @@ def read_latent(reader: ConfigReader, sizes: Mapping[str, int]) -> c.Latent:
     )
 
 
-def write_latent(latent: c.Latent) -> dict[str, Any]:
-    """Sizes and biases of latent attention."""
+def write_latent_decoder(config: c.TransformerConfig, latent: c.Latent) -> dict[str, Any]:
+    """Sizes, norm and activation of a decoder, and sizes and biases of its latent attention."""
+    branch: Any = config.layer(0).feed_forward
+    branch = branch.expert if isinstance(branch, c.MoE) else branch
     return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.model_dim,
+        "intermediate_size": branch.hidden_dim,
+        "hidden_act": hf_activation_name(branch.activation),
+        "num_hidden_layers": config.num_layers,
+        "rms_norm_eps": config.norm.eps,
+        "tie_word_embeddings": config.head.tied,
         "num_attention_heads": latent.num_heads,
         "num_key_value_heads": latent.num_heads,
         "kv_lora_rank": latent.latent_dim,
@@ -203,55 +231,6 @@ def write_latent(latent: c.Latent) -> dict[str, Any]:
         "qk_rope_head_dim": latent.rope_dim,
         "v_head_dim": latent.value_dim,
         "attention_bias": "out" in latent.biases,
-    }
-
-
-def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A deepseek_v2's configuration from ours; num_heads must divide model_dim (transformers)."""
-    fields = _write(config, V2)
-    divides = config.model_dim % config.attention_kinds[0].num_heads == 0
-    if fields is None or not divides:
-        return None
-    return fields | {"mlp_bias": has_feed_forward_biases(config)}
-
-
-def write_v3(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A deepseek_v3's configuration from ours."""
-    return _write_pairing(config, V3)
-
-
-def write_glm_lite(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A glm4_moe_lite's configuration from ours."""
-    return _write_pairing(config, LITE)
-
-
-def _write_pairing(config: c.TransformerConfig, moe: DeepSeekMoE) -> dict[str, Any] | None:
-    fields = _write(config, moe)
-    if fields is None:
-        return None
-    return fields | {"rope_interleave": p.first_rope(config).pairing == "neighbours"}
-
-
-def _write(config: c.TransformerConfig, moe: DeepSeekMoE) -> dict[str, Any] | None:
-    a, branch = config.attention, config.layer(0).feed_forward
-    if not (isinstance(a, c.Latent) and p.is_rope_decoder(config)):
-        return None
-    experts = moe.write(config)
-    branch = branch.expert if isinstance(branch, c.MoE) else branch
-    if experts is None or not isinstance(branch, c.GLU):
-        return None
-    rope = p.first_rope(config)
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "intermediate_size": branch.hidden_dim,
-        "hidden_act": hf_activation_name(branch.activation),
-        "num_hidden_layers": config.num_layers,
-        **write_latent(a),
-        "rms_norm_eps": config.norm.eps,
-        "tie_word_embeddings": config.head.tied,
-        **experts,
-        **_write_scale(write_rope(rope), rope, a),
     }
 
 
@@ -270,19 +249,25 @@ def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str,
     return fields
 
 
-FAMILIES = tuple(
-    Family(
-        model_type,
-        f"{name}ForCausalLM",
-        read,
-        write,
-        TABLE,
-        attention_type=c.Latent,
-        predicts_further_tokens=model_type != "deepseek_v2",
-    )
-    for model_type, name, read, write in (
-        ("deepseek_v2", "DeepseekV2", read_v2, write_v2),
-        ("deepseek_v3", "DeepseekV3", read_v3, write_v3),
-        ("glm4_moe_lite", "Glm4MoeLite", read_glm_lite, write_glm_lite),
-    )
+ROWS = (
+    DeepSeekLike(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        V2,
+        max_length=2048,
+        has_pairing=False,
+        has_biases=True,
+        heads_divide_width=True,
+        predicts_further_tokens=False,
+    ),
+    DeepSeekLike("deepseek_v3", "DeepseekV3ForCausalLM", V3),
+    DeepSeekLike(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        LITE,
+        max_length=202_752,
+        eps=1e-5,
+        sizes={"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256},
+    ),
 )
+FAMILIES = tuple(row.family() for row in ROWS)

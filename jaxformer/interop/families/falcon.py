@@ -6,24 +6,21 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.gpt2 import fused_qkv_rules
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
-from jaxformer.interop.families.llama_like import ALL_BIASES, read_sizes
+from jaxformer.interop.families.gpt_neox import block_rules, two_norms
+from jaxformer.interop.families.llama_like import ALL_BIASES
+from jaxformer.interop.families.option_fields import (
+    POSITIVE_INTEGER,
+    Field,
+    FieldTable,
+    four_widths,
+    template,
+)
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.rope_config import read_rope, write_rope
-from jaxformer.interop.transforms import FusedQKVPerGroup, LinearKernel
 
 LAYER = "transformer.h.{layer}"
-LAYER_RULES = (
-    *fused_qkv_rules(
-        f"{LAYER}.self_attention.query_key_value", FusedQKVPerGroup(), FusedQKVPerGroup()
-    ),
-    *linear_rules(f"{LAYER}.self_attention.dense", "attention/out", input_axes=2),
-    *linear_rules(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
-    *linear_rules(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
-)
 
 
 def _is_parallel(config: c.TransformerConfig) -> bool:
@@ -34,40 +31,46 @@ def _is_serial(config: c.TransformerConfig) -> bool:
     return config.block == "serial"
 
 
-def _norm_rules() -> tuple[MappingRule, ...]:
-    """Mapping rules of the norms, whose names depend on the block type."""
-    rows = norm_rules(f"{LAYER}.input_layernorm", "pre_norm")
-    for only, names in (
-        (_is_parallel, ("ln_attn", "ln_mlp")),
-        (_is_serial, ("input_layernorm", "post_attention_layernorm")),
-    ):
-        ours = ("pre_attention_norm", "pre_feed_forward_norm")
-        for theirs, path in zip(names, ours, strict=True):
-            rows += tuple(
-                replace(row, condition=only) for row in norm_rules(f"{LAYER}.{theirs}", path)
-            )
-    return rows
-
-
-TABLE = ParamMapping(
-    top_level=(
-        MappingRule("transformer.word_embeddings.weight", "embedding/tokens/embedding"),
-        *norm_rules("transformer.ln_f", "decoder/final_norm"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+PARALLEL_NORMS = m.layer_norm_rules(
+    LAYER, pre_attention_norm="ln_attn", pre_feed_forward_norm="ln_mlp"
+)
+MAPPING = m.ParamMapping(
+    top_level=m.top_level_rules("transformer.word_embeddings", "transformer.ln_f"),
+    stacks={
+        "decoder": (
+            *m.norm_rules(f"{LAYER}.input_layernorm", "pre_norm"),
+            *(replace(rule, condition=_is_parallel) for rule in PARALLEL_NORMS),
+            *(replace(rule, condition=_is_serial) for rule in two_norms(LAYER)),
+            *block_rules(LAYER, "self_attention"),
+        )
+    },
+)
+TABLE = FieldTable(
+    template=template(
+        c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=1, positions=(None,)),
+        c.MLP(hidden_dim=1),
+        norm=c.LayerNorm(),
     ),
-    stacks={"decoder": (*_norm_rules(), *LAYER_RULES)},
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "model_dim"),
+        Field("num_hidden_layers", "num_layers"),
+        Field("num_attention_heads", "attention.num_heads", None, POSITIVE_INTEGER),
+        Field("ffn_hidden_size", "feed_forward.hidden_dim", four_widths),
+        Field("activation", "feed_forward.activation", "gelu"),
+        Field("bias", "feed_forward.bias", False),
+        Field("layer_norm_epsilon", "norm.eps", 1e-5),
+        Field("tie_word_embeddings", "head.tied", True),
+    ),
+    constants={"apply_residual_connection_post_layernorm": False},
+    unused=("ff_factor",),  # ffn_hidden_size has the same information
 )
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a falcon model."""
-    reader.require_value("apply_residual_connection_post_layernorm", False)
-    reader.get("ff_factor")  # ffn_hidden_size has the same information
-    reader.require_value("n_embed", reader.integer("hidden_size"))
-    sizes = read_sizes(reader)
-    heads = reader.positive_integer("num_attention_heads")
-    head_dim = max(1, sizes["model_dim"] // heads)
-    bias = reader.boolean("bias", False)
+    width, heads = reader.integer("hidden_size"), reader.positive_integer("num_attention_heads")
+    reader.require_value("n_embed", width)
     alibi, rope = reader.boolean("alibi", False), read_rope(reader)
     if alibi and not _slopes_are_powers_of_two(heads):
         reader.add_problem(
@@ -75,26 +78,13 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
             f"transformers rounds the ALiBi slopes of {heads} heads to bfloat16, and jaxformer "
             "does not; pass ignore=('alibi',) to load it anyway.",
         )
-    return c.TransformerConfig(
-        **sizes,
-        attention=c.MultiHead(
-            num_heads=heads,
-            num_kv_heads=_kv_heads(reader, heads),
-            head_dim=head_dim,
-            positions=(c.Alibi(scale=head_dim**-0.5) if alibi else rope,),
-            biases=ALL_BIASES if bias else (),
-        ),
-        feed_forward=(
-            c.MLP(
-                hidden_dim=reader.integer("ffn_hidden_size", 4 * sizes["model_dim"]),
-                activation=reader.choice("activation", "gelu", HF_ACTIVATIONS),
-                bias=bias,
-            ),
-        ),
-        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
-        block=_block(reader),
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
-    )
+    options = {
+        "attention.num_kv_heads": _kv_heads(reader, heads),
+        "attention.positions": (c.Alibi(scale=max(1, width // heads) ** -0.5) if alibi else rope,),
+        "attention.biases": ALL_BIASES if reader.boolean("bias", False) else (),
+        "block": _block(reader),
+    }
+    return TABLE.read(reader, options)
 
 
 def _slopes_are_powers_of_two(heads: int) -> bool:
@@ -129,32 +119,23 @@ def _block(reader: ConfigReader) -> Any:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A falcon's configuration from ours."""
-    attention, branch = config.multi_head, config.feed_forward[0]
+    attention, serial = config.multi_head, config.block == "serial"
     positions = attention.positions[0]
-    if not isinstance(config.topology, c.Decoder) or not isinstance(branch, c.MLP):
-        return None
     if not isinstance(positions, c.Rope | c.Alibi):
         return None
-    heads, kv_heads, serial = attention.num_heads, attention.num_kv_heads, config.block == "serial"
+    fields = TABLE.write(config)
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
     new = config.block == "parallel" or (not serial and kv_heads not in (1, heads))
-    fields = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": heads,
+    return fields and {
+        **fields,
         "num_kv_heads": kv_heads,
         "new_decoder_architecture": new,
         "multi_query": kv_heads == 1 != heads,
         "parallel_attn": not serial,
         "num_ln_in_parallel_attn": 2 if config.block == "parallel" else 1,
-        "ffn_hidden_size": branch.hidden_dim,
-        "activation": hf_activation_name(branch.activation),
-        "bias": branch.bias,
         "alibi": isinstance(positions, c.Alibi),
-        "layer_norm_epsilon": config.norm.eps,
-        "tie_word_embeddings": config.head.tied,
+        **(write_rope(positions) if isinstance(positions, c.Rope) else {}),
     }
-    return fields if isinstance(positions, c.Alibi) else {**fields, **write_rope(positions)}
 
 
-FAMILIES = (Family("falcon", "FalconForCausalLM", read, write, TABLE),)
+FAMILIES = (Family("falcon", "FalconForCausalLM", read, write, MAPPING),)

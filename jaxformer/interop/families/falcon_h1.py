@@ -5,16 +5,18 @@ inputs and outputs of linear layers, so the kernels and biases absorb them; to w
 pass them to `save_pretrained` as `extra`.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.mamba import BAMBA, BAMBA_TABLE, read_step_limits, write_step_limits
+from jaxformer.interop.families.llama_like_family import LlamaLike
+from jaxformer.interop.families.llama_like_options import Dense, OneRope
+from jaxformer.interop.families.mamba import BAMBA, BAMBA_ROW, read_step_limits, write_step_limits
+from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule
-from jaxformer.interop.rope_config import read_rope, write_rope
 
 FIELDS = replace(
     BAMBA,
@@ -35,11 +37,6 @@ def _side_by_side(rule: MappingRule) -> MappingRule:
         return rule
     paths = (path.replace("attention/", KIND_PATHS[rule.kind], 1) for path in rule.param_paths)
     return replace(rule, params=tuple(paths), kind=None)
-
-
-TABLE = replace(
-    BAMBA_TABLE, stacks={"decoder": tuple(map(_side_by_side, BAMBA_TABLE.stacks["decoder"]))}
-)
 
 
 def read_factors(reader: ConfigReader) -> dict[str, tuple[float, ...]]:
@@ -73,31 +70,46 @@ def read_factors(reader: ConfigReader) -> dict[str, tuple[float, ...]]:
     return {f"{p.LAYER_PREFIX}.{name}": x for name, x in (with_biases | inputs).items()}
 
 
-def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a falcon_h1 model."""
-    read_factors(reader)
-    reader.require_value("mamba_use_mlp", True)
-    reader.require_value("attn_layer_indices", None)
-    sizes, norm = p.read_sizes(reader), c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
-    heads = p.read_heads(reader, heads=32, kv_heads=8)
-    attention = c.MultiHead(
-        **heads,
-        positions=(read_rope(reader, max_length=8192),),
-        scale=heads["head_dim"] ** -0.5 * reader.number("key_multiplier", 1.0),
-        biases=p.read_biases(reader),
-    )
-    glu = p.read_glu(reader, hidden_dim=14_336, bias=reader.boolean("mlp_bias", False))
-    return c.TransformerConfig(
-        **sizes,
-        attention=c.HybridHeads(kinds=(attention, _read_mamba(reader, norm))),
-        feed_forward=(glu,),
-        norm=norm,
-        embedding=c.Embedding(scale=reader.number("embedding_multiplier", 1.0)),
-        head=c.LMHead(
-            tied=reader.boolean("tie_word_embeddings", False),
-            multiplier=reader.number("lm_head_multiplier", 1.0),
-        ),
-    )
+@dataclass(frozen=True)
+class FalconH1(LlamaLike):
+    """Attention and Mamba 2 side by side, and a multiplier of the keys."""
+
+    def family(self) -> Family:
+        """The family."""
+        return replace(super().family(), attention_type=c.HybridHeads, weight_factors=read_factors)
+
+    def layer_rules(self) -> tuple[MappingRule, ...]:
+        """Mapping rules of a layer."""
+        return tuple(map(_side_by_side, BAMBA_ROW.layer_rules()))
+
+    def read(self, reader: ConfigReader) -> c.TransformerConfig:
+        """Read config.json."""
+        read_factors(reader)
+        config = super().read(reader)
+        heads = config.multi_head
+        scale = heads.head_dim**-0.5 * reader.number("key_multiplier", 1.0)
+        kinds = replace(heads, scale=scale), _read_mamba(reader, config.norm)
+        return replace(config, attention=c.HybridHeads(kinds=kinds))
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Fields of config.json, or None for another model."""
+        match config.attention:
+            case c.HybridHeads(kinds=(c.MultiHead() as attention, c.LinearAttention() as mamba)):
+                pass
+            case _:
+                return None
+        fields = super().write(replace(config, attention=attention))
+        scale = 1.0 if attention.scale is None else attention.scale / attention.head_dim**-0.5
+        return fields and {
+            **fields,
+            **FIELDS.write(config, mamba),
+            **write_step_limits(mamba),
+            "mamba_proj_bias": "in" in mamba.biases,
+            "projectors_bias": "out" in mamba.biases,
+            "mamba_rms_norm": mamba.output.norm is not None,
+            "mamba_norm_before_gate": mamba.output.placement == "after_norm",
+            "key_multiplier": scale,
+        }
 
 
 def _read_mamba(reader: ConfigReader, norm: c.Norm) -> c.LinearAttention:
@@ -119,43 +131,20 @@ def _read_mamba(reader: ConfigReader, norm: c.Norm) -> c.LinearAttention:
     return replace(mamba, output=output, biases=used)
 
 
-def write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """Fields of config.json, or None for another model."""
-    match config.attention:
-        case c.HybridHeads(kinds=(c.MultiHead() as attention, c.LinearAttention() as mamba)):
-            pass
-        case _:
-            return None
-    rope, glu = attention.positions[0], config.feed_forward[0]
-    if not (isinstance(rope, c.Rope) and isinstance(glu, c.GLU)):
-        return None
-    scale = 1.0 if attention.scale is None else attention.scale / attention.head_dim**-0.5
-    return {
-        **p.write_sizes(replace(config, attention=attention)),
-        **FIELDS.write(config, mamba),
-        **write_step_limits(mamba),
-        **write_rope(rope),
-        "attention_bias": "out" in attention.biases,
-        "mamba_proj_bias": "in" in mamba.biases,
-        "projectors_bias": "out" in mamba.biases,
-        "mamba_rms_norm": mamba.output.norm is not None,
-        "mamba_norm_before_gate": mamba.output.placement == "after_norm",
-        "mlp_bias": glu.bias,
-        "rms_norm_eps": config.norm.eps,
-        "key_multiplier": scale,
-        "embedding_multiplier": config.embedding.scale,
-        "lm_head_multiplier": config.head.multiplier,
-    }
-
-
-FAMILIES = (
-    Family(
-        "falcon_h1",
-        "FalconH1ForCausalLM",
-        read,
-        write,
-        TABLE,
-        attention_type=c.HybridHeads,
-        weight_factors=read_factors,
+ROW = FalconH1(
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    sizes=BAMBA_ROW.sizes,
+    kv_heads=8,
+    norm=BAMBA_ROW.norm,
+    top_level=BAMBA_ROW.top_level,
+    positions=OneRope(max_length=8192),
+    branch=Dense(hidden_dim=14_336),
+    biases=BAMBA_ROW.biases,
+    fields=(
+        Field("embedding_multiplier", "embedding.scale", 1.0),
+        Field("lm_head_multiplier", "head.multiplier", 1.0),
     ),
+    constants={"mamba_use_mlp": True, "attn_layer_indices": None},
 )
+FAMILIES = (ROW.family(),)

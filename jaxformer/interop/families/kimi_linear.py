@@ -4,45 +4,46 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.deepseek import LATENT_RULES, read_latent, write_latent
-from jaxformer.interop.families.hf_activations import hf_activation_name
+from jaxformer.interop.families.deepseek import LATENT_RULES, read_latent, write_latent_decoder
 from jaxformer.interop.families.llama_like_experts import (
     MIXTRAL_PREFIX,
+    SELECTION_BIAS,
+    SHARED,
     DeepSeekMoE,
     expert_rules,
-    shared_rules,
 )
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.transforms import ConvolutionKernel, Flatten
 
-SELF_ATTENTION = f"{p.LAYER_PREFIX}.self_attn"
 PARTS = {"q": "query", "k": "key", "v": "value"}
 DELTA_ATTENTION = (
     *(
         rule
         for short, name in PARTS.items()
         for rule in (
-            *linear_rules(f"{SELF_ATTENTION}.{short}_proj", f"attention/{name}"),
-            MappingRule(
-                f"{SELF_ATTENTION}.{short}_conv1d.weight",
+            *m.linear_rules(f"{p.SELF_ATTENTION}.{short}_proj", f"attention/{name}"),
+            m.MappingRule(
+                f"{p.SELF_ATTENTION}.{short}_conv1d.weight",
                 f"attention/{name}_convolution/kernel",
                 ConvolutionKernel(),
             ),
         )
     ),
-    *linear_rules(f"{SELF_ATTENTION}.f_a_proj", "attention/step_down"),
-    *linear_rules(f"{SELF_ATTENTION}.f_b_proj", "attention/step"),
-    MappingRule(f"{SELF_ATTENTION}.dt_bias", "attention/step_bias/bias", Flatten()),
-    MappingRule(f"{SELF_ATTENTION}.A_log", "attention/rate/bias", Flatten(leading=2, trailing=1)),
-    *linear_rules(f"{SELF_ATTENTION}.b_proj", "attention/beta"),
-    *linear_rules(f"{SELF_ATTENTION}.g_a_proj", "attention/gate_down"),
-    *linear_rules(f"{SELF_ATTENTION}.g_b_proj", "attention/gate"),
-    *norm_rules(f"{SELF_ATTENTION}.o_norm", "attention/norm"),
-    *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.f_a_proj", "attention/step_down"),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.f_b_proj", "attention/step"),
+    m.MappingRule(f"{p.SELF_ATTENTION}.dt_bias", "attention/step_bias/bias", Flatten()),
+    m.MappingRule(
+        f"{p.SELF_ATTENTION}.A_log", "attention/rate/bias", Flatten(leading=2, trailing=1)
+    ),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.b_proj", "attention/beta"),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.g_a_proj", "attention/gate_down"),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.g_b_proj", "attention/gate"),
+    *m.norm_rules(f"{p.SELF_ATTENTION}.o_norm", "attention/norm"),
+    *m.linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
 )
 # Fields of DeepSeek's experts, and their names in this family.
 NAMES = {
@@ -54,7 +55,7 @@ NAMES = {
     "num_local_experts": "num_experts",
     "scoring_func": "moe_router_activation_func",
 }
-EXPERT_FIELDS = (*NAMES.values(), "use_grouped_topk")
+UNUSED_OF_EXPERTS = (*NAMES.values(), "use_grouped_topk")
 # Fields of positions, which no layer has; `head_dim` is none of the widths.
 UNUSED = "rope_theta", "rope_scaling", "head_dim"
 
@@ -63,57 +64,36 @@ UNUSED = "rope_theta", "rope_scaling", "head_dim"
 class KimiMoE(DeepSeekMoE):
     """DeepSeek V3's experts under other names."""
 
-    @property
-    def rules(self) -> tuple[MappingRule, ...]:
-        """Mapping rules of a layer."""
-        bias = f"{MIXTRAL_PREFIX}.gate.e_score_correction_bias"
-        return (
-            *p.FEED_FORWARD,
-            *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),
-            *shared_rules(f"{MIXTRAL_PREFIX}.shared_experts"),
-            MappingRule(bias, "feed_forward/selection_bias"),
-        )
-
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The network of each layer, without a cycle."""
+        """The networks of the layers, as a cycle."""
         for theirs, name in NAMES.items():
             reader.require_value(theirs, None, reason=f"this family calls it {name}")
-        for name in EXPERT_FIELDS:  # without effect if all layers are dense
+        for name in UNUSED_OF_EXPERTS:  # without effect if all layers are dense
             reader.get(name)
         return super().read(reader, bias=bias)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of dense layers and of experts, and the router."""
-        fields = super().write(config)
-        return fields and {NAMES.get(name, name): value for name, value in fields.items()}
-
-    def _read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
-        reader.require_value("moe_layer_freq", 1)
-        reader.require_value("moe_router_activation_func", "sigmoid")
-        groups = c.ExpertGroups(
-            num_groups=reader.integer("num_expert_group", 1), top_k=reader.integer("topk_group", 1)
-        )
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts."""
         reader.require_value("use_grouped_topk", True)
-        reader.require_value("topk_method", "noaux_tc")
-        expert = p.read_glu(reader, width_name="moe_intermediate_size", hidden_dim=1024)
-        shared = reader.integer("num_shared_experts", 1) * expert.hidden_dim
-        return c.MoE(
-            expert=expert,
-            num_experts=reader.integer("num_experts", 256),
-            top_k=reader.integer("num_experts_per_token", 8),
-            router=c.Router(
-                score="sigmoid",
-                selection_bias=True,
-                renormalise=reader.boolean("moe_renormalize", True),
-                scale=reader.number("routed_scaling_factor", 2.446),
-                groups=None if groups.num_groups == 1 else groups,
-            ),
-            shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared)),
-        )
+        return super().read_moe(reader, bias=bias)
 
 
-EXPERTS = KimiMoE(first_dense=1, has_layer_types=True)
-TABLE = ParamMapping(
+EXPERTS = KimiMoE(
+    first_dense=1,
+    num_experts=256,
+    top_k=8,
+    width=1024,
+    router=c.Router(score="sigmoid", selection_bias=True, scale=2.446),
+    names=NAMES,
+    has_layer_types=True,
+    rules=(
+        *p.FEED_FORWARD,
+        *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),
+        *m.glu_rules(f"{MIXTRAL_PREFIX}.shared_experts", SHARED),
+        m.MappingRule(f"{MIXTRAL_PREFIX}.gate.e_score_correction_bias", SELECTION_BIAS),
+    ),
+)
+TABLE = m.ParamMapping(
     top_level=p.TOP_LEVEL,
     stacks={
         "decoder": (
@@ -137,7 +117,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     return c.TransformerConfig(
         **p.read_sizes(reader),
         attention=_read_kinds(reader, _read_delta_attention(reader, norm), latent),
-        feed_forward=shortest_cycle(EXPERTS.read(reader, bias=False)),
+        feed_forward=EXPERTS.read(reader, bias=False),
         norm=norm,
         head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
@@ -194,22 +174,14 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     kinds = [config.layer(i).attention for i in range(config.num_layers)]
     delta = [x for x in kinds if isinstance(x, c.LinearAttention)]
     latents = [x for x in kinds if isinstance(x, c.Latent)]
-    experts, branch = EXPERTS.write(config), config.layer(0).feed_forward
-    branch = branch.expert if isinstance(branch, c.MoE) else branch
-    if experts is None or not (delta and latents and isinstance(branch, c.GLU)):
+    experts = EXPERTS.write(config)
+    if experts is None or not (delta and latents):
         return None
     numbers = {
         name: [i + 1 for i, x in enumerate(kinds) if isinstance(x, kind)]
         for name, kind in (("kda_layers", c.LinearAttention), ("full_attn_layers", c.Latent))
     }
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "intermediate_size": branch.hidden_dim,
-        "hidden_act": hf_activation_name(branch.activation),
-        "num_hidden_layers": config.num_layers,
-        "rms_norm_eps": config.norm.eps,
-        "tie_word_embeddings": config.head.tied,
         "mla_use_nope": True,
         "linear_attn_config": {
             "num_heads": delta[0].num_heads,
@@ -217,7 +189,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
             "short_conv_kernel_size": delta[0].convolution_width,
             **numbers,
         },
-        **write_latent(latents[0]),
+        **write_latent_decoder(config, latents[0]),
         **experts,
     }
 

@@ -4,51 +4,40 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
-from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
-from jaxformer.interop.rope_config import write_rope
-from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
+from jaxformer.interop.transforms import FusedPerGroup
 
 LAYER_PREFIX = "model.layers.{layer}"
-QUERY = linear_rules(f"{LAYER_PREFIX}.self_attn.q_proj", "attention/query")
-KEY_VALUE_OUT = (
-    *linear_rules(f"{LAYER_PREFIX}.self_attn.k_proj", "attention/key"),
-    *linear_rules(f"{LAYER_PREFIX}.self_attn.v_proj", "attention/value"),
-    *linear_rules(f"{LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
-    MappingRule(f"{LAYER_PREFIX}.self_attn.sinks", "attention/sinks"),
+SELF_ATTENTION = f"{LAYER_PREFIX}.self_attn"
+SINKS = m.MappingRule(f"{SELF_ATTENTION}.sinks", "attention/sinks")
+ATTENTION = (
+    *m.attention_rules(SELF_ATTENTION),
+    SINKS,
+    *m.linear_rules(f"{SELF_ATTENTION}.gate_proj", "attention/output_gate"),
 )
-OUTPUT_GATE = linear_rules(
-    f"{LAYER_PREFIX}.self_attn.gate_proj", "attention/output_gate", bias=False
-)
-ATTENTION = (*QUERY, *KEY_VALUE_OUT, *OUTPUT_GATE)
 # Of each head the rows of the query, then those of the gate of its output (Qwen 3 Next).
-QUERY_AND_GATE = MappingRule(
-    f"{LAYER_PREFIX}.self_attn.q_proj.weight",
+QUERY_AND_GATE = m.MappingRule(
+    f"{SELF_ATTENTION}.q_proj.weight",
     ("attention/query/kernel", "attention/output_gate/kernel"),
     FusedPerGroup(),
 )
-GATED_ATTENTION = (QUERY_AND_GATE, *KEY_VALUE_OUT)
-QK_NORMS = (
-    *norm_rules(f"{LAYER_PREFIX}.self_attn.q_norm", "attention/query_norm"),
-    *norm_rules(f"{LAYER_PREFIX}.self_attn.k_norm", "attention/key_norm"),
+GATED_ATTENTION = (
+    QUERY_AND_GATE,
+    *m.branch_rules(SELF_ATTENTION, "attention", key="k_proj", value="v_proj", out="o_proj"),
 )
-FEED_FORWARD = (
-    *linear_rules(f"{LAYER_PREFIX}.mlp.gate_proj", "feed_forward/gate"),
-    *linear_rules(f"{LAYER_PREFIX}.mlp.up_proj", "feed_forward/up"),
-    *linear_rules(f"{LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+QKV: tuple[Any, ...] = ("query", "key", "value")
+QK_NORMS = m.qk_norm_rules(SELF_ATTENTION)
+FEED_FORWARD = m.glu_rules(f"{LAYER_PREFIX}.mlp")
+PRE_NORMS = m.layer_norm_rules(
+    LAYER_PREFIX,
+    pre_attention_norm="input_layernorm",
+    pre_feed_forward_norm="post_attention_layernorm",
 )
-PRE_NORMS = (
-    *norm_rules(f"{LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
-    *norm_rules(f"{LAYER_PREFIX}.post_attention_layernorm", "pre_feed_forward_norm"),
-)
-TOP_LEVEL = (
-    MappingRule("model.embed_tokens.weight", "embedding/tokens/embedding"),
-    *norm_rules("model.norm", "decoder/final_norm"),
-    MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-)
-ALL_BIASES: tuple[Any, ...] = ("query", "key", "value", "out")
+TOP_LEVEL = m.top_level_rules("model.embed_tokens", "model.norm")
+ALL_BIASES: tuple[Any, ...] = (*QKV, "out")
 
 
 def read_sizes(reader: ConfigReader, **defaults: int) -> dict[str, Any]:
@@ -100,35 +89,6 @@ def read_glu(
         hidden_dim=reader.integer(width_name, hidden_dim),
         activation=reader.choice(name, activation, HF_ACTIVATIONS),
         bias=bias,
-    )
-
-
-def read_decoder(
-    reader: ConfigReader,
-    heads: dict[str, Any],
-    *,
-    feed_forward: c.FeedForward | None = None,
-    norm: c.Norm | None = None,
-    eps: float = 1e-6,
-    **fields: Any,
-) -> c.TransformerConfig:
-    """A Llama-like decoder; arguments replace its attention, feed-forward or norm.
-
-    Args:
-        reader: The whole config.json.
-        heads: Fields of `MultiHead`.
-        feed_forward: Replaces the gated feed-forward network.
-        norm: Replaces the RMSNorm.
-        eps: Default of the RMSNorm's eps.
-        **fields: Other fields of `TransformerConfig`.
-    """
-    return c.TransformerConfig(
-        **read_sizes(reader),
-        attention=c.MultiHead(**heads),
-        feed_forward=(feed_forward or read_glu(reader),),
-        norm=norm or c.RMSNorm(eps=reader.number("rms_norm_eps", eps)),
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
-        **fields,
     )
 
 
@@ -192,20 +152,6 @@ def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     return fields
 
 
-def write_decoder(
-    config: c.TransformerConfig, *, branch: type = c.GLU, **more: Any
-) -> dict[str, Any] | None:
-    """config.json fields of a Llama-like decoder, or None for other models."""
-    if not (is_rope_decoder(config) and isinstance(config.feed_forward[0], branch)):
-        return None
-    return {
-        **write_sizes(config),
-        "rms_norm_eps": config.norm.eps,
-        **write_rope(first_rope(config)),
-        **more,
-    }
-
-
 def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:
     """The window, and which layers have it."""
     layers = [config.layer(i).window for i in range(config.num_layers)]
@@ -217,6 +163,11 @@ def first_window(config: c.TransformerConfig) -> int | None:
     """The first window of any layer."""
     windows = (layer.window for layer in config.distinct_layers)
     return next((window for window in windows if isinstance(window, int)), None)
+
+
+def has_rope(config: c.TransformerConfig) -> bool:
+    """Whether any layer has RoPE."""
+    return any(isinstance(layer.positions, c.Rope) for layer in config.distinct_layers)
 
 
 def is_rope_decoder(config: c.TransformerConfig) -> bool:

@@ -1,14 +1,26 @@
 """How config.json and the tensors of families like Llama have mixtures of experts."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.param_mapping import MappingRule, linear_rules
+from jaxformer.interop.families.option_fields import (
+    Field,
+    read_options,
+    with_options,
+    write_options,
+)
+from jaxformer.interop.param_mapping import MappingRule, fused_rules, glu_rules, linear_rules
 from jaxformer.interop.transforms import ExpertKernels, Fused, Identity, Interleaved, LinearKernel
+
+PREFIX = f"{p.LAYER_PREFIX}.mlp"
+MIXTRAL_PREFIX = f"{p.LAYER_PREFIX}.block_sparse_moe"
+SHARED, EXPERTS = "feed_forward/shared", "feed_forward/experts"
+SELECTION_BIAS = "feed_forward/selection_bias"
 
 
 def expert_rules(
@@ -23,9 +35,7 @@ def expert_rules(
     names = {"gate": gate, "up": up, "down": down}
     experts = (
         MappingRule(
-            f"{prefix}.experts.{{expert}}.{name}.weight",
-            f"feed_forward/experts/{ours}/kernel",
-            LinearKernel(),
+            f"{prefix}.experts.{{expert}}.{name}.weight", f"{EXPERTS}/{ours}/kernel", LinearKernel()
         )
         for ours, name in names.items()
     )
@@ -33,26 +43,68 @@ def expert_rules(
     return (kernel, *experts)
 
 
-def shared_rules(prefix: str) -> tuple[MappingRule, ...]:
-    """Mapping rules of a shared expert."""
+def deepseek_rules(
+    router: str = "gate", bias: str = "gate.e_score_correction_bias", shared: str = "shared_experts"
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of dense networks, of experts, a shared one and a selection bias."""
     return (
-        *linear_rules(f"{prefix}.gate_proj", "feed_forward/shared/gate"),
-        *linear_rules(f"{prefix}.up_proj", "feed_forward/shared/up"),
-        *linear_rules(f"{prefix}.down_proj", "feed_forward/shared/down"),
+        *p.FEED_FORWARD,
+        *expert_rules(PREFIX, router=router),
+        *glu_rules(f"{PREFIX}.{shared}", SHARED),
+        MappingRule(f"{PREFIX}.{bias}", SELECTION_BIAS),
     )
 
 
-PREFIX = f"{p.LAYER_PREFIX}.mlp"
 EXPERT_RULES = expert_rules(PREFIX)
+MIXTRAL_RULES = (
+    *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),
+    MappingRule(f"{MIXTRAL_PREFIX}.e_score_correction_bias", SELECTION_BIAS),
+)
+QWEN_RULES = (
+    *p.FEED_FORWARD,
+    *EXPERT_RULES,
+    *glu_rules(f"{PREFIX}.shared_expert", SHARED),
+    *linear_rules(f"{PREFIX}.shared_expert_gate", "feed_forward/shared_gate"),
+)
+GPT_OSS_RULES = (
+    *linear_rules(f"{PREFIX}.router", "feed_forward/router"),
+    *(
+        MappingRule(
+            f"{PREFIX}.experts.gate_up_proj{end}",
+            (f"{EXPERTS}/gate/{leaf}", f"{EXPERTS}/up/{leaf}"),
+            Interleaved(part=Identity(), axis=axis),
+        )
+        for end, leaf, axis in (("", "kernel", 2), ("_bias", "bias", 1))
+    ),
+    MappingRule(f"{PREFIX}.experts.down_proj", f"{EXPERTS}/down/kernel"),
+    MappingRule(f"{PREFIX}.experts.down_proj_bias", f"{EXPERTS}/down/bias"),
+)
 
 
+def stacked_rules(gate_up: str, down: str, *, alternative: bool = False) -> tuple[MappingRule, ...]:
+    """Mapping rules of all experts of a layer in two tensors."""
+    inputs = f"{EXPERTS}/gate/kernel", f"{EXPERTS}/up/kernel"
+    fused = Fused(part=ExpertKernels(), axis=1)
+    return (
+        MappingRule(gate_up, inputs, fused, alternative=alternative),
+        MappingRule(down, f"{EXPERTS}/down/kernel", ExpertKernels(), alternative=alternative),
+    )
+
+
+GRANITE_RULES = (
+    *linear_rules(f"{MIXTRAL_PREFIX}.router.layer", "feed_forward/router"),
+    *stacked_rules(
+        f"{MIXTRAL_PREFIX}.input_linear.weight", f"{MIXTRAL_PREFIX}.output_linear.weight"
+    ),
+    *fused_rules(f"{p.LAYER_PREFIX}.shared_mlp.input_linear", SHARED, ("gate", "up")),
+    *linear_rules(f"{p.LAYER_PREFIX}.shared_mlp.output_linear", f"{SHARED}/down"),
+)
 # Settings of experts, which have no effect if all layers are dense.
 EXPERT_ATTRIBUTES = (
     "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
     "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
     "aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers enable_moe_fp32_combine"
 ).split()
-MIXTRAL_PREFIX = f"{p.LAYER_PREFIX}.block_sparse_moe"
 
 
 def layer_branches(config: c.TransformerConfig) -> tuple[c.MoE, list[int]] | None:
@@ -66,12 +118,6 @@ def layer_branches(config: c.TransformerConfig) -> tuple[c.MoE, list[int]] | Non
     if len(experts) != 1 or len(dense) > 1 or len(experts | dense) < len(set(branches)):
         return None
     return next(iter(experts)), [i for i, x in enumerate(branches) if x in dense]
-
-
-def dense_width(config: c.TransformerConfig, dense_layers: list[int], moe: c.MoE) -> int:
-    """Hidden width of the dense layers; that of an expert without them."""
-    branch: Any = config.layer(dense_layers[0]).feed_forward if dense_layers else moe.expert
-    return int(branch.hidden_dim)
 
 
 def count_dense_layers(
@@ -99,6 +145,7 @@ def count_dense_layers(
         reader.add_problem(
             "mlp_layer_types", f"expected dense, then sparse for all {count} layers."
         )
+        return min(first, count)
     return first
 
 
@@ -110,420 +157,374 @@ def has_feed_forward_biases(config: c.TransformerConfig) -> bool:
     return all(getattr(x, "bias", False) for x in (*dense, *shared))
 
 
+MOE = c.MoE(expert=c.GLU(hidden_dim=1), num_experts=2)  # fields say its sizes
+WIDTH = Field("intermediate_size", "expert.hidden_dim")
+ACTIVATION = Field("hidden_act", "expert.activation", "silu")
+
+
+def shared_fields(width_name: str, default: int | None = None) -> tuple[Field, ...]:
+    """Fields of a shared expert."""
+    return (
+        Field(width_name, "shared.expert.hidden_dim", default),
+        Field("hidden_act", "shared.expert.activation", "silu"),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
-class MixtralMoE:
-    """Mixtral's experts in every layer, of width ``intermediate_size``.
+class Experts:
+    """The same experts in every layer.
 
     Attributes:
-        num_experts: Default of the number of experts.
-        top_k: Default of the experts per token.
-        router: The router.
+        moe: The experts, with any sizes.
+        fields: Fields that say options of the experts.
+        rules: Mapping rules of a layer.
+        constants: Fields that must be absent, null, or this value.
+        unused: Fields without effect.
     """
 
-    num_experts: int = 8
-    top_k: int = 2
-    router: c.Router = c.Router()
-    rules = (
-        *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),
-        MappingRule(f"{MIXTRAL_PREFIX}.e_score_correction_bias", "feed_forward/selection_bias"),
-    )
+    moe: c.MoE = MOE
+    fields: tuple[Field, ...]
+    rules: tuple[MappingRule, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The experts."""
-        count = reader.integer("num_experts", self.num_experts)
-        moe = c.MoE(
-            expert=p.read_glu(reader),
-            num_experts=reader.integer("num_local_experts", count),
-            top_k=reader.integer("num_experts_per_tok", self.top_k),
-            router=self.router,
-        )
-        return (moe,)
+        return (self.read_moe(reader, bias=bias),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
+        """Fields of the experts."""
         moe = config.feed_forward[0]
-        return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+        is_same = isinstance(moe, c.MoE) and len(config.feed_forward) == 1
+        return self.write_moe(moe) if is_same else None
 
-
-STACKED_INPUTS = tuple(f"feed_forward/experts/{name}" for name in ("gate", "up"))
-
-
-@dataclass(frozen=True)
-class GptOssMoE:
-    """Clamped experts with biases in every layer, all of a layer in one tensor."""
-
-    rules = (
-        *linear_rules(f"{PREFIX}.router", "feed_forward/router"),
-        MappingRule(
-            f"{PREFIX}.experts.gate_up_proj",
-            tuple(f"{name}/kernel" for name in STACKED_INPUTS),
-            Interleaved(part=Identity(), axis=2),
-        ),
-        MappingRule(
-            f"{PREFIX}.experts.gate_up_proj_bias",
-            tuple(f"{name}/bias" for name in STACKED_INPUTS),
-            Interleaved(part=Identity(), axis=1),
-        ),
-        MappingRule(f"{PREFIX}.experts.down_proj", "feed_forward/experts/down/kernel"),
-        MappingRule(f"{PREFIX}.experts.down_proj_bias", "feed_forward/experts/down/bias"),
-    )
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts."""
-        reader.require_value("hidden_act", "silu")
-        reader.require_value("swiglu_alpha", 1.702)
-        for name in ("experts_per_token", "initial_context_length"):  # without effect
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts; `bias` is that of a shared one."""
+        for name, value in self.constants.items():
+            reader.require_value(name, value)
+        for name in self.unused:
             reader.get(name)
-        expert = c.ClampedGEGLU(
-            hidden_dim=reader.integer("intermediate_size", 2880),
-            limit=reader.number("swiglu_limit", 7.0),
-        )
-        moe = c.MoE(
-            expert=expert,
-            num_experts=reader.integer("num_local_experts", 128),
-            top_k=reader.integer("num_experts_per_tok", 4),
-            router=c.Router(bias=True),
-        )
-        return (moe,)
+        return with_options(self.moe, read_options(reader, self.fields))
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Sizes of the experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
-        moe = config.feed_forward[0]
-        if not isinstance(moe.expert, c.ClampedGEGLU):
-            return None
-        return {
-            "num_local_experts": moe.num_experts,
-            "num_experts_per_tok": moe.top_k,
-            "swiglu_limit": moe.expert.limit,
-        }
+    def write_moe(self, moe: Any) -> dict[str, Any] | None:
+        """Fields of the experts; None for other kinds."""
+
+        def kinds(moe: c.MoE) -> tuple[type, ...]:
+            return type(moe.expert), type(moe.router), type(moe.shared)
+
+        return write_options(moe, self.fields) if kinds(moe) == kinds(self.moe) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraniteMoE(MixtralMoE):
-    """Experts of width ``intermediate_size`` in every layer, in two tensors (Granite).
+def mixtral_experts(num_experts: int = 8, top_k: int = 2, **more: Any) -> Experts:
+    """Mixtral's experts, of width ``intermediate_size``, with these defaults."""
+    fields = (
+        WIDTH,
+        ACTIVATION,
+        Field("num_local_experts", "num_experts", num_experts, alias="num_experts"),
+        Field("num_experts_per_tok", "top_k", top_k),
+    )
+    return Experts(**{"fields": fields, "rules": MIXTRAL_RULES} | more)
 
-    Attributes:
-        has_shared: Whether there may be a shared expert, of width ``shared_intermediate_size``.
-    """
 
-    has_shared: bool = False
-    rules = (
-        *linear_rules(f"{MIXTRAL_PREFIX}.router.layer", "feed_forward/router"),
-        MappingRule(
-            f"{MIXTRAL_PREFIX}.input_linear.weight",
-            ("feed_forward/experts/gate/kernel", "feed_forward/experts/up/kernel"),
-            Fused(part=ExpertKernels(), axis=1),
-        ),
-        MappingRule(
-            f"{MIXTRAL_PREFIX}.output_linear.weight",
-            "feed_forward/experts/down/kernel",
-            ExpertKernels(),
-        ),
-        MappingRule(
-            f"{p.LAYER_PREFIX}.shared_mlp.input_linear.weight",
-            ("feed_forward/shared/gate/kernel", "feed_forward/shared/up/kernel"),
-            Fused(),
-        ),
-        *linear_rules(f"{p.LAYER_PREFIX}.shared_mlp.output_linear", "feed_forward/shared/down"),
+def olmo_fields(
+    num_experts: int, top_k: int, *, renormalise: bool = False, width: Field = WIDTH
+) -> tuple[Field, ...]:
+    """Fields of OLMo's and Qwen's experts, with these defaults."""
+    return (
+        width,
+        ACTIVATION,
+        Field("num_experts", "num_experts", num_experts, alias="num_local_experts"),
+        Field("num_experts_per_tok", "top_k", top_k),
+        Field("norm_topk_prob", "router.renormalise", renormalise),
     )
 
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts, and the shared one unless its width is 0."""
-        (moe,) = super().read(reader, bias=bias)
-        width = reader.integer("shared_intermediate_size", 0) if self.has_shared else 0
-        if width == 0:
-            return (moe,)
-        shared = p.read_glu(reader, width_name="shared_intermediate_size")
-        return (replace(moe, shared=c.SharedExpert(expert=shared)),)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts, and the width of the shared one."""
-        fields = super().write(config)
-        branch: Any = config.feed_forward[0]
-        if fields is None or not self.has_shared:
-            return fields
-        shared = branch.shared
-        width = 0 if shared is None else shared.expert.hidden_dim
-        return {**fields, "shared_intermediate_size": width}
+GPT_OSS_EXPERTS = Experts(
+    moe=c.MoE(
+        expert=c.ClampedGEGLU(hidden_dim=1), num_experts=4, top_k=4, router=c.Router(bias=True)
+    ),
+    fields=(
+        Field("intermediate_size", "expert.hidden_dim", 2880),
+        Field("swiglu_limit", "expert.limit", 7.0),
+        Field("num_local_experts", "num_experts", 128),
+        Field("num_experts_per_tok", "top_k", 4),
+    ),
+    rules=GPT_OSS_RULES,
+    constants={"hidden_act": "silu", "swiglu_alpha": 1.702},
+    unused=("experts_per_token", "initial_context_length"),
+)
+GRANITE_EXPERTS = mixtral_experts(rules=GRANITE_RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HunyuanMoE:
+class GraniteSharedExperts(Experts):
+    """Granite's experts and a shared one, unless ``shared_intermediate_size`` is 0."""
+
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts."""
+        moe, name = super().read_moe(reader, bias=bias), "shared_intermediate_size"
+        if reader.integer(name, 0) == 0:
+            return moe
+        return replace(moe, shared=c.SharedExpert(expert=p.read_glu(reader, width_name=name)))
+
+    def write_moe(self, moe: Any) -> dict[str, Any] | None:
+        """Fields of the experts, and the width of the shared one."""
+        fields = super().write_moe(replace(moe, shared=None))
+        width = 0 if moe.shared is None else moe.shared.expert.hidden_dim
+        return fields and {**fields, "shared_intermediate_size": width}
+
+
+def _read_same_number(reader: ConfigReader, name: str, default: int) -> int:
+    """Read a number, or a list with the same number for each layer."""
+    if not isinstance(reader.get(name), list):
+        return reader.integer(name, default)
+    numbers = set(reader.sequence(name, int) or ())
+    if len(numbers) != 1:
+        reader.add_problem(name, "expected one number, the same in all layers.")
+    return next(iter(numbers), default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanExperts(Experts):
     """Experts and a shared one, all of width ``intermediate_size``, in every layer (Hunyuan)."""
 
-    rules = (*expert_rules(PREFIX, router="gate.wg"), *shared_rules(f"{PREFIX}.shared_mlp"))
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts."""
-        expert = p.read_glu(reader)
-        moe = c.MoE(
-            expert=expert,
-            num_experts=self._read_number(reader, "num_experts"),
-            top_k=self._read_number(reader, "moe_topk"),
-            shared=c.SharedExpert(expert=expert),
-        )
-        return (moe,)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
-        moe = config.feed_forward[0]
-        return {"num_experts": moe.num_experts, "moe_topk": moe.top_k}
-
-    @staticmethod
-    def _read_number(reader: ConfigReader, name: str) -> int:
-        """Read a number, or a list with the same number for each layer."""
-        if not isinstance(reader.get(name), list):
-            return reader.integer(name, 1)
-        numbers = set(reader.sequence(name, int) or ())
-        if len(numbers) != 1:
-            reader.add_problem(name, "expected one number, the same in all layers.")
-        return next(iter(numbers), 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OlmoMoE:
-    """Experts of width ``intermediate_size`` in every layer.
-
-    Attributes:
-        num_experts: Default of the number of experts.
-        top_k: Default of the experts per token.
-        renormalise: Default of ``norm_topk_prob``.
-    """
-
-    num_experts: int
-    top_k: int
-    renormalise: bool = False
-    rules = EXPERT_RULES
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The experts."""
-        return (self._read_moe(reader, "intermediate_size"),)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Numbers of experts."""
-        if len(config.feed_forward) > 1 or not isinstance(config.feed_forward[0], c.MoE):
-            return None
-        moe = config.feed_forward[0]
-        return {
-            "num_experts": moe.num_experts,
-            "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.router.renormalise,
-        }
-
-    def _read_moe(self, reader: ConfigReader, width_name: str, width: int | None = None) -> c.MoE:
-        count = reader.integer("num_local_experts", self.num_experts)
-        return c.MoE(
-            expert=p.read_glu(reader, width_name=width_name, hidden_dim=width),
-            num_experts=reader.integer("num_experts", count),
-            top_k=reader.integer("num_experts_per_tok", self.top_k),
-            router=c.Router(renormalise=reader.boolean("norm_topk_prob", self.renormalise)),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenMoE(OlmoMoE):
-    """Experts of width ``moe_intermediate_size``, and dense layers by number (Qwen 3).
-
-    Attributes:
-        width: Default of the width of an expert.
-        dense_width: Default of the width of the dense layers.
-        shared_width: Default of the width of a shared expert with a gate (Qwen 2); None has none.
-    """
-
-    width: int = 768
-    dense_width: int = 6144
-    shared_width: int | None = None
-    rules = (
-        *p.FEED_FORWARD,
-        *EXPERT_RULES,
-        *shared_rules(f"{PREFIX}.shared_expert"),
-        *linear_rules(f"{PREFIX}.shared_expert_gate", "feed_forward/shared_gate"),
+    moe: c.MoE = replace(MOE, shared=c.SharedExpert(expert=MOE.expert))
+    fields: tuple[Field, ...] = (
+        WIDTH,
+        ACTIVATION,
+        *shared_fields("intermediate_size"),
+        Field("num_experts", "num_experts", 1, _read_same_number),
+        Field("moe_topk", "top_k", 1, _read_same_number),
+    )
+    rules: tuple[MappingRule, ...] = (
+        *expert_rules(PREFIX, router="gate.wg"),
+        *glu_rules(f"{PREFIX}.shared_mlp", SHARED),
     )
 
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsInSomeLayers(Experts):
+    """Experts in some layers, the same gated network in the others.
+
+    Attributes:
+        dense_width: Default of the width of the dense layers; None has none.
+    """
+
+    dense_width: int | None = None
+
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
-        moe = self._read_moe(reader, "moe_intermediate_size", self.width)
-        if self.shared_width is not None:
-            name = "shared_expert_intermediate_size"
-            shared = p.read_glu(reader, width_name=name, hidden_dim=self.shared_width)
-            moe = replace(moe, shared=c.SharedExpert(expert=shared, gated=True))
-        dense = p.read_glu(reader, hidden_dim=self.dense_width)
-        step = reader.positive_integer("decoder_sparse_step", 1)
-        dense_layers = reader.sequence("mlp_only_layers", int) or ()
-        layers = range(reader.integer("num_hidden_layers"))
-        return shortest_cycle(
-            tuple(dense if i in dense_layers or (i + 1) % step else moe for i in layers)
-        )
+        """The networks of the layers, as a cycle."""
+        is_sparse = self.read_layers(reader, reader.integer("num_hidden_layers"))
+        dense = p.read_glu(reader, hidden_dim=self.dense_width, bias=bias)
+        moe = self.read_moe(reader, bias=bias)
+        return shortest_cycle(tuple(moe if sparse else dense for sparse in is_sparse))
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Experts, and the numbers of the dense layers."""
+        """Which layers have experts, and the experts."""
         branches = layer_branches(config)
-        if branches is None or (branches[0].shared is None) != (self.shared_width is None):
+        if branches is None:
             return None
         moe, dense_layers = branches
-        fields = {
-            "num_experts": moe.num_experts,
-            "num_experts_per_tok": moe.top_k,
-            "norm_topk_prob": moe.router.renormalise,
-            "moe_intermediate_size": moe.expert.hidden_dim,
-            "intermediate_size": dense_width(config, dense_layers, moe),
-            "mlp_only_layers": dense_layers,
-            "decoder_sparse_step": 1,
-        }
-        if moe.shared is not None:
-            fields["shared_expert_intermediate_size"] = moe.shared.expert.hidden_dim
-        return fields
+        fields = self.write_moe(moe)
+        layers = self.write_layers([i not in dense_layers for i in range(config.num_layers)])
+        if fields is None or layers is None:
+            return None
+        dense: Any = config.layer(dense_layers[0]).feed_forward if dense_layers else moe.expert
+        return {**fields, **layers, "intermediate_size": dense.hidden_dim}
+
+    def read_layers(self, reader: ConfigReader, num_layers: int) -> list[bool]:
+        """Whether each layer has experts."""
+        raise NotImplementedError
+
+    def write_layers(self, is_sparse: list[bool]) -> dict[str, Any] | None:
+        """The fields that say so; None if none do."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSeekMoE:
+class QwenMoE(ExpertsInSomeLayers):
+    """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks (Qwen)."""
+
+    rules: tuple[MappingRule, ...] = QWEN_RULES
+
+    def read_layers(self, reader: ConfigReader, num_layers: int) -> list[bool]:
+        """Whether each layer has experts."""
+        step = reader.positive_integer("decoder_sparse_step", 1)
+        dense_layers = reader.sequence("mlp_only_layers", int) or ()
+        return [i not in dense_layers and (i + 1) % step == 0 for i in range(num_layers)]
+
+    def write_layers(self, is_sparse: list[bool]) -> dict[str, Any]:
+        """The numbers of the dense layers."""
+        dense_layers = [i for i, sparse in enumerate(is_sparse) if not sparse]
+        return {"mlp_only_layers": dense_layers, "decoder_sparse_step": 1}
+
+
+def qwen_experts(
+    num_experts: int,
+    top_k: int,
+    *,
+    renormalise: bool = False,
+    width: int = 768,
+    dense_width: int = 6144,
+    shared_width: int | None = None,
+) -> dict[str, Any]:
+    """Arguments of `QwenMoE`: defaults of its fields, and of a shared expert with a gate."""
+    expert_width = Field("moe_intermediate_size", "expert.hidden_dim", width)
+    fields = olmo_fields(num_experts, top_k, renormalise=renormalise, width=expert_width)
+    if shared_width is None:
+        return {"fields": fields, "dense_width": dense_width}
+    shared = c.SharedExpert(expert=MOE.expert, gated=True)
+    return {
+        "moe": replace(MOE, shared=shared),
+        "fields": (*fields, *shared_fields("shared_expert_intermediate_size", shared_width)),
+        "dense_width": dense_width,
+    }
+
+
+def read_groups(
+    reader: ConfigReader, default: c.ExpertGroups, *, name: str = "n_group"
+) -> c.ExpertGroups | None:
+    """Groups of experts, of which some are chosen first; None if there is one."""
+    groups = c.ExpertGroups(
+        num_groups=reader.integer(name, default.num_groups),
+        top_k=reader.integer("topk_group", default.top_k),
+        score=default.score,
+    )
+    return None if groups.num_groups == 1 else groups
+
+
+def write_groups(groups: c.ExpertGroups | None) -> dict[str, Any]:
+    """Fields of groups of experts."""
+    groups = groups or c.ExpertGroups(num_groups=1, top_k=1)
+    return {"n_group": groups.num_groups, "topk_group": groups.top_k}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekMoE(ExpertsInSomeLayers):
     """Dense layers first, then routed experts and a shared one as wide as several (DeepSeek).
 
     Attributes:
         first_dense: Default of the number of dense layers.
-        first_dense_name: Field of this number.
         num_experts: Default of the number of experts; None has none.
         top_k: Default of the experts per token; None has none.
         num_shared: Default of the width of the shared expert, in experts.
         width: Default of the width of an expert; None has none.
         router: Router with the defaults of its fields.
         reads_renormalise: Whether ``norm_topk_prob`` counts; DeepSeek V2 never renormalises.
-        experts_name: Field of the number of experts.
-        shared_name: Field of the width of the shared expert, in experts.
-        scale_name: Field of the scale.
+        names: Other names of DeepSeek's fields in this family.
         has_layer_types: Whether ``mlp_layer_types`` says which layers are dense.
-        router_tensor: Name of the router's tensor, without ``.weight``.
-        bias_tensor: Name of the selection bias.
-        shared_tensor: Name of the shared expert.
     """
 
+    fields: tuple[Field, ...] = ()
+    rules: tuple[MappingRule, ...] = deepseek_rules()
     first_dense: int = 0
-    first_dense_name: str = "first_k_dense_replace"
     num_experts: int | None = None
     top_k: int | None = None
     num_shared: int = 1
     width: int | None = None
     router: c.Router = c.Router(score="sigmoid", selection_bias=True)
     reads_renormalise: bool = True
-    experts_name: str = "n_routed_experts"
-    shared_name: str = "n_shared_experts"
-    scale_name: str = "routed_scaling_factor"
+    names: Mapping[str, str] = field(default_factory=dict)
     has_layer_types: bool = False
-    router_tensor: str = "gate"
-    bias_tensor: str = "gate.e_score_correction_bias"
-    shared_tensor: str = "shared_experts"
 
-    @property
-    def rules(self) -> tuple[MappingRule, ...]:
-        """Mapping rules of a layer."""
-        return (
-            *p.FEED_FORWARD,
-            *expert_rules(PREFIX, router=self.router_tensor),
-            *shared_rules(f"{PREFIX}.{self.shared_tensor}"),
-            MappingRule(f"{PREFIX}.{self.bias_tensor}", "feed_forward/selection_bias"),
-        )
+    def name(self, field_name: str) -> str:
+        """Name of one of DeepSeek's fields in this family."""
+        return self.names.get(field_name, field_name)
 
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The network of each layer, without a cycle."""
-        count = reader.integer("num_hidden_layers")
-        first = count_dense_layers(
-            reader, self.first_dense, name=self.first_dense_name, has_types=self.has_layer_types
-        )
-        dense = p.read_glu(reader, bias=bias)
+    def read_layers(self, reader: ConfigReader, num_layers: int) -> list[bool]:
+        """Whether each layer has experts."""
         for name in EXPERT_ATTRIBUTES:  # without effect if all layers are dense
             reader.get(name)
-        return (
-            (dense,) * count
-            if first == count
-            else (dense,) * first + ((self._read_moe(reader, bias=bias),) * (count - first))
+        name = self.name("first_k_dense_replace")
+        first = count_dense_layers(
+            reader, self.first_dense, name=name, has_types=self.has_layer_types
         )
+        return [i >= first for i in range(num_layers)]
+
+    def write_layers(self, is_sparse: list[bool]) -> dict[str, Any] | None:
+        """The number of dense layers."""
+        first = is_sparse.count(False)
+        if is_sparse != sorted(is_sparse):
+            return None
+        kinds = ["sparse" if sparse else "dense" for sparse in is_sparse]
+        types = {"mlp_layer_types": kinds} if self.has_layer_types else {}
+        return {self.name("first_k_dense_replace"): first, **types}
+
+    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+        """The networks of the layers, as a cycle."""
+        if any(self.read_layers(reader, reader.integer("num_hidden_layers"))):
+            return super().read(reader, bias=bias)
+        return (p.read_glu(reader, bias=bias),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Numbers of dense layers and of experts, and the router."""
-        if all(
-            isinstance(x.feed_forward, c.GLU) for x in map(config.layer, range(config.num_layers))
-        ):
-            return self._write_layers(config.num_layers, 0)
-        branches = layer_branches(config)
-        if branches is None or (shared_expert := branches[0].shared) is None:
-            return None
-        moe, dense_layers = branches
-        shared, groups = shared_expert.expert.hidden_dim, moe.router.groups
-        if dense_layers != [*range(len(dense_layers))] or shared % moe.expert.hidden_dim:
-            return None
-        return {
-            **self._write_layers(len(dense_layers), config.num_layers - len(dense_layers)),
-            "intermediate_size": dense_width(config, dense_layers, moe),
-            "moe_intermediate_size": moe.expert.hidden_dim,
-            self.experts_name: moe.num_experts,
-            self.shared_name: shared // moe.expert.hidden_dim,
-            "num_experts_per_tok": moe.top_k,
-            "n_group": 1 if groups is None else groups.num_groups,
-            "topk_group": 1 if groups is None else groups.top_k,
-            "norm_topk_prob": moe.router.renormalise,
-            self.scale_name: moe.router.scale,
-        }
+        layers = map(config.layer, range(config.num_layers))
+        if all(isinstance(layer.feed_forward, c.GLU) for layer in layers):
+            return self.write_layers([False] * config.num_layers)
+        return super().write(config)
 
-    def _read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts."""
         router = self.router
         reader.require_value("moe_layer_freq", 1)
-        reader.require_value("scoring_func", router.score)
+        reader.require_value(self.name("scoring_func"), router.score)
         expert = p.read_glu(reader, width_name="moe_intermediate_size", hidden_dim=self.width)
-        shared = reader.integer(self.shared_name, self.num_shared) * expert.hidden_dim
-        renormalise = reader.boolean("norm_topk_prob", router.renormalise)
-        router = replace(
-            router,
-            renormalise=renormalise if self.reads_renormalise else False,
-            scale=reader.number(self.scale_name, router.scale),
-            groups=self._read_groups(reader),
-        )
+        num_shared = reader.integer(self.name("n_shared_experts"), self.num_shared)
+        renormalise = reader.boolean(self.name("norm_topk_prob"), router.renormalise)
+        shared = replace(expert, hidden_dim=num_shared * expert.hidden_dim, bias=bias)
         return c.MoE(
             expert=expert,
-            num_experts=reader.integer(self.experts_name, self.num_experts),
-            top_k=reader.integer("num_experts_per_tok", self.top_k),
-            router=router,
-            shared=c.SharedExpert(expert=replace(expert, hidden_dim=shared, bias=bias)),
+            num_experts=reader.integer(self.name("n_routed_experts"), self.num_experts),
+            top_k=reader.integer(self.name("num_experts_per_tok"), self.top_k),
+            router=replace(
+                router,
+                renormalise=renormalise if self.reads_renormalise else False,
+                scale=reader.number(self.name("routed_scaling_factor"), router.scale),
+                groups=self.read_groups(reader),
+            ),
+            shared=c.SharedExpert(expert=shared),
         )
 
-    def _write_layers(self, dense: int, sparse: int) -> dict[str, Any]:
-        kinds = ["dense"] * dense + ["sparse"] * sparse
-        return {
-            self.first_dense_name: dense,
-            **({"mlp_layer_types": kinds} if self.has_layer_types else {}),
+    def write_moe(self, moe: Any) -> dict[str, Any] | None:
+        """Fields of the experts."""
+        shared = moe.shared
+        if shared is None or shared.expert.hidden_dim % moe.expert.hidden_dim:
+            return None
+        fields = {
+            "moe_intermediate_size": moe.expert.hidden_dim,
+            "n_routed_experts": moe.num_experts,
+            "n_shared_experts": shared.expert.hidden_dim // moe.expert.hidden_dim,
+            "num_experts_per_tok": moe.top_k,
+            **write_groups(moe.router.groups),
+            "norm_topk_prob": moe.router.renormalise,
+            "routed_scaling_factor": moe.router.scale,
         }
+        return {self.name(name): value for name, value in fields.items()}
 
-    def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
-        default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)
+    def read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
+        """Groups of experts, of which some are chosen first."""
         reader.require_value("topk_method", "noaux_tc")
-        groups = c.ExpertGroups(
-            num_groups=reader.integer("n_group", default.num_groups),
-            top_k=reader.integer("topk_group", default.top_k),
-            score=default.score,
-        )
-        return None if groups.num_groups == 1 else groups
+        default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)
+        return read_groups(reader, default, name=self.name("n_group"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanV3MoE(DeepSeekMoE):
     """Hunyuan 3's, which chooses from all experts and always renormalises."""
 
-    def _read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts."""
         for name, value in {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}.items():
             reader.require_value(name, value, reason="this family has no such choice")
-        return super()._read_moe(reader, bias=bias)
+        return super().read_moe(reader, bias=bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV2MoE(DeepSeekMoE):
     """DeepSeek V2's, whose groups count by their best expert, and only if it says so."""
 
-    def _read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
+    def read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
+        """Groups of experts."""
         reader.require_value("topk_method", "greedy", "group_limited_greedy")
         groups, kept = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
         if reader.get("topk_method", "greedy") != "group_limited_greedy":
@@ -533,14 +534,11 @@ class DeepSeekV2MoE(DeepSeekMoE):
             return None
         return c.ExpertGroups(num_groups=groups, top_k=kept, score="max")
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write_moe(self, moe: Any) -> dict[str, Any] | None:
         """As DeepSeek V3's, with the method."""
-        fields = super().write(config)
-        if fields is None or "n_group" not in fields:
-            return fields
-        is_grouped = fields["n_group"] > 1
-        method = "group_limited_greedy" if is_grouped else "greedy"
-        return fields | {"topk_method": method, "norm_topk_prob": False}
+        fields = super().write_moe(moe)
+        method = "greedy" if moe.router.groups is None else "group_limited_greedy"
+        return fields and fields | {"topk_method": method, "norm_topk_prob": False}
 
 
 def with_branches(

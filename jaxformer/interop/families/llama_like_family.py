@@ -1,6 +1,7 @@
 """A family as Llama with other defaults, biases, windows, norms or feed-forward networks."""
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from jaxformer import config as c
@@ -14,12 +15,16 @@ from jaxformer.interop.families.llama_like_experts import (
 from jaxformer.interop.families.llama_like_options import (
     NORM_RULES,
     Branch,
-    LlamaGLU,
+    Dense,
     NoWindows,
     OneRope,
     Windows,
-    read_multipliers,
-    write_multipliers,
+)
+from jaxformer.interop.families.option_fields import (
+    Field,
+    read_options,
+    with_options,
+    write_options,
 )
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping
@@ -45,92 +50,123 @@ class BiasField:
 
 @dataclass(frozen=True)
 class LlamaLike:
-    """A pre-norm decoder with RMSNorm, rotary positions and grouped queries.
+    """A decoder with rotary positions and grouped queries; by default it is Llama.
 
     Attributes:
         model_type: As in `Family`.
         architecture: As in `Family`.
+        sizes: Defaults of the sizes, which other files have.
         kv_heads: Default of the number of KV heads; None is all heads.
         head_dim: Default of the width of a head; None is model_dim / num_heads.
-        eps: Default of the RMSNorm's eps.
+        norm: The norm, with the default of its eps.
+        norm_field: Field of the eps; None has none.
         tied: Default of ``tie_word_embeddings``.
         biases: Fields that say which linear layers have biases.
         constant_biases: Projections that always have biases.
-        qk_norm: What the norms of queries and keys are over; None has none.
-        qk_norm_placement: Whether these norms come before or after RoPE.
+        qk_norm: Norms of queries and keys, with the eps of `norm`; None has none.
         qk_norm_rules: Their mapping rules.
         qk_norm_field: Field that says whether there are such norms; None always has them.
         norm_placement: Where the norms of the branches are; a key of `NORM_RULES`.
         norm_rules: Mapping rules of these norms; None are those of `NORM_RULES`.
+        embedding_norm: Whether the embedding has the norm too.
+        block: How the branches are joined.
+        attention_rules: Mapping rules of the projections.
+        top_level: Mapping rules outside the layers.
         sinks: Whether each head has a sink.
         output_gate: Gate on the outputs of the heads.
         windows: Sliding windows.
         positions: RoPE of the layers.
         branch: Feed-forward networks.
-        unsupported: Fields that must be absent or null.
+        fields: Fields that say other options.
+        constants: Fields that must be absent, null, or this value.
+        unused: Fields without effect.
+        not_written: Fields of other families that this one does not have.
         heads_divide_width: Whether transformers requires that num_heads divides model_dim.
-        has_multipliers: Whether embedding, scores, branches and logits have multipliers.
         ignored_tensors: Patterns of tensors that are not parameters, as in `Family`.
+        in_transformers: As in `Family`.
     """
 
     model_type: str
     architecture: str
     _: KW_ONLY
+    sizes: Mapping[str, int] = field(default_factory=dict)
     kv_heads: int | None = None
     head_dim: int | None = None
-    eps: float = 1e-6
+    norm: c.Norm = c.RMSNorm()
+    norm_field: str | None = "rms_norm_eps"
     tied: bool = False
     biases: tuple[BiasField, ...] = ()
     constant_biases: tuple[str, ...] = ()
-    qk_norm: Any = None
-    qk_norm_placement: Any = "before_rope"
+    qk_norm: c.QKNorm | None = None
     qk_norm_rules: tuple[MappingRule, ...] = p.QK_NORMS
     qk_norm_field: str | None = None
     norm_placement: Any = "pre"
     norm_rules: tuple[MappingRule, ...] | None = None
+    embedding_norm: bool = False
+    block: Any = "serial"
+    attention_rules: tuple[MappingRule, ...] = p.ATTENTION
+    top_level: tuple[MappingRule, ...] = p.TOP_LEVEL
     sinks: bool = False
     output_gate: c.OutputGate | None = None
     windows: Windows = NoWindows()
     positions: OneRope = OneRope()
-    branch: Branch = LlamaGLU()
-    unsupported: tuple[str, ...] = ()
+    branch: Branch = Dense()
+    fields: tuple[Field, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    not_written: tuple[str, ...] = ()
     heads_divide_width: bool = False
-    has_multipliers: bool = False
     ignored_tensors: tuple[str, ...] = ()
+    in_transformers: bool = True
 
     def family(self) -> Family:
         """The family."""
-        norm_rules = self.norm_rules or NORM_RULES[self.norm_placement]
-        rules = (*norm_rules, *p.ATTENTION, *self.qk_norm_rules, *self.branch.rules)
-        top_level = (*p.TOP_LEVEL, MappingRule("lm_head.bias", "head/bias"))
-        mapping = ParamMapping(top_level=top_level, stacks={"decoder": rules})
         return Family(
             self.model_type,
             self.architecture,
             self.read,
             self.write,
-            mapping,
+            ParamMapping(top_level=self.top_level, stacks={"decoder": self.layer_rules()}),
             ignored_tensors=(*INV_FREQ_PATTERNS, *self.ignored_tensors),
             predicts_further_tokens=isinstance(self.branch, DeepSeekMoE),
+            in_transformers=self.in_transformers,
         )
+
+    def all_norm_rules(self) -> tuple[MappingRule, ...]:
+        """Mapping rules of the norms of the branches."""
+        return NORM_RULES[self.norm_placement] if self.norm_rules is None else self.norm_rules
+
+    def layer_rules(self) -> tuple[MappingRule, ...]:
+        """Mapping rules of a layer."""
+        attention = (*self.attention_rules, *self.qk_norm_rules)
+        return (*self.all_norm_rules(), *attention, *self.branch.rules)
 
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
-        for name in self.unsupported:
-            reader.require_value(name, None)
+        for name, value in self.constants.items():
+            reader.require_value(name, value)
+        for name in self.unused:
+            reader.get(name)
         biased = set(self.constant_biases)
-        for field in self.biases:
-            if reader.boolean(field.name, field.default):
-                biased |= {*field.layers}
-        norm = c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps))
-        windows, has_qk_norm = self.windows.read(reader), self.qk_norm is not None
-        if self.qk_norm_field is not None:
-            has_qk_norm = reader.boolean(self.qk_norm_field, False)
-        qk_norm = None
-        if has_qk_norm:
-            qk_norm = c.QKNorm(norm=norm, over=self.qk_norm, placement=self.qk_norm_placement)
+        for bias in self.biases:
+            if reader.boolean(bias.name, bias.default):
+                biased |= {*bias.layers}
+        sizes, options = p.read_sizes(reader, **self.sizes), read_options(reader, self.fields)
+        windows = self.windows.read(reader, sizes["num_layers"])
+        norm, qk_norm = self.norm, self.qk_norm
+        if self.norm_field is not None:
+            norm = replace(norm, eps=reader.number(self.norm_field, norm.eps))
+        if self.qk_norm_field is not None and not reader.boolean(self.qk_norm_field, False):
+            qk_norm = None
+        if qk_norm is not None:
+            qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, eps=norm.eps))
         heads: dict[str, Any] = dict(
-            **p.read_heads(reader, kv_heads=self.kv_heads, head_dim=self.head_dim),
+            **p.read_heads(
+                reader,
+                heads=self.sizes.get("num_attention_heads"),
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+            ),
             positions=self.positions.read(reader, windows),
             windows=windows,
             qk_norm=qk_norm,
@@ -139,29 +175,27 @@ class LlamaLike:
             query_scaling=self.positions.read_query_scaling(reader),
             biases=tuple(name for name in p.ALL_BIASES if name in biased),
         )
-        has_bias = {*FEED_FORWARD_BIAS} <= biased
-        branches = self.branch.read(reader, bias=has_bias)
+        branches = self.branch.read(reader, bias={*FEED_FORWARD_BIAS} <= biased)
         config = c.TransformerConfig(
-            **p.read_sizes(reader),
+            **sizes,
             attention=c.MultiHead(**heads),
             feed_forward=branches[-1:],
             norm=norm,
             norm_placement=self.norm_placement,
+            block=self.block,
+            embedding=c.Embedding(norm=norm if self.embedding_norm else None),
             head=c.LMHead(
                 tied=reader.boolean("tie_word_embeddings", self.tied), bias={*HEAD_BIAS} <= biased
             ),
         )
-        if self.has_multipliers:
-            config = read_multipliers(reader, config)
-        return with_branches(config, branches)
+        return with_branches(with_options(config, options), branches)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
-        has_rope = any(isinstance(x, c.Rope) for x in config.attention.positions)
-        if not isinstance(config.topology, c.Decoder) or not has_rope:
+        if not isinstance(config.topology, c.Decoder):
             return None
-        branch = self.branch.write(config)
-        if branch is None:
+        positions, branch = self.positions.write(config), self.branch.write(config)
+        if positions is None or branch is None:
             return None
         if self.heads_divide_width and config.model_dim % config.multi_head.num_heads:
             return None
@@ -171,14 +205,14 @@ class LlamaLike:
         if config.head.bias:
             biased |= {*HEAD_BIAS}
         has_qk_norm = config.multi_head.qk_norm is not None
-        biases = {field.name: {*field.layers} <= biased for field in self.biases}
-        return {
+        fields = {
             **p.write_sizes(config),
-            "rms_norm_eps": config.norm.eps,
-            **self.positions.write(config),
-            **biases,
+            **({} if self.norm_field is None else {self.norm_field: config.norm.eps}),
+            **positions,
+            **{bias.name: {*bias.layers} <= biased for bias in self.biases},
             **({} if self.qk_norm_field is None else {self.qk_norm_field: has_qk_norm}),
             **self.windows.write(config),
-            **(write_multipliers(config) if self.has_multipliers else {}),
+            **write_options(config, self.fields),
             **branch,
         }
+        return {name: value for name, value in fields.items() if name not in self.not_written}

@@ -1,5 +1,6 @@
 """Where families like Llama differ: windows, positions, norms and feed-forward networks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,38 +8,40 @@ from jaxformer import config as c
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS
-from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.option_fields import Field
+from jaxformer.interop.param_mapping import MappingRule, fused_rules, layer_norm_rules, linear_rules
 from jaxformer.interop.rope_config import (
     read_rope,
     read_rope_section,
     write_rope,
     write_rope_section,
 )
-from jaxformer.interop.transforms import Fused
 
-POST_NORMS = (
-    *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_feedforward_layernorm", "post_feed_forward_norm"),
+POST_NORMS = layer_norm_rules(
+    p.LAYER_PREFIX,
+    post_attention_norm="post_attention_layernorm",
+    post_feed_forward_norm="post_feedforward_layernorm",
 )
-GLM_NORMS = (
-    *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_self_attn_layernorm", "post_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "pre_feed_forward_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "post_feed_forward_norm"),
+GLM_NORMS = layer_norm_rules(
+    p.LAYER_PREFIX,
+    pre_attention_norm="input_layernorm",
+    post_attention_norm="post_self_attn_layernorm",
+    pre_feed_forward_norm="post_attention_layernorm",
+    post_feed_forward_norm="post_mlp_layernorm",
 )
-HUNYUAN_QK_NORMS = (
-    *norm_rules(f"{p.LAYER_PREFIX}.self_attn.query_layernorm", "attention/query_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.self_attn.key_layernorm", "attention/key_norm"),
-)
-NORM_RULES = {"pre": p.PRE_NORMS, "res_post": POST_NORMS, "sandwich": GLM_NORMS}
+NORM_RULES: Mapping[str, tuple[MappingRule, ...]] = {
+    "pre": p.PRE_NORMS,
+    "res_post": POST_NORMS,
+    "sandwich": GLM_NORMS,
+}
 
 
 @runtime_checkable
 class Windows(Protocol):
     """How config.json has the sliding windows."""
 
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """Windows of the layers, as a cycle."""
         ...
 
@@ -51,7 +54,7 @@ class Windows(Protocol):
 class NoWindows:
     """Every layer sees the whole context."""
 
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """No window."""
         return (None,)
 
@@ -72,7 +75,7 @@ class OneWindow:
     default: int | None
     switch: str | None = None
 
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The window."""
         window = reader.optional_integer("sliding_window", self.default)
         reader.get("max_window_layers")  # in released files, and without effect
@@ -98,14 +101,15 @@ class LastLayerWindows:
     switch: str | None = "use_sliding_window"
     first: int = 28
 
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows."""
-        count = reader.integer("num_hidden_layers")
         window = reader.optional_integer("sliding_window", 4096)
         first = reader.integer("max_window_layers", self.first)
         if self.switch is not None and not reader.boolean(self.switch, False):
             window = None
-        sliding = p.read_layer_types(reader, count, lambda i: window is not None and i >= first)
+        sliding = p.read_layer_types(
+            reader, num_layers, lambda i: window is not None and i >= first
+        )
         return p.window_cycle(reader, sliding, window)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
@@ -130,7 +134,7 @@ class LayerTypeWindows:
     period: int | None = None
     switch: str | None = None
 
-    def read(self, reader: ConfigReader) -> tuple[Any, ...]:
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows."""
         window = reader.optional_integer("sliding_window", self.default)
         reader.get("max_window_layers")  # in released files, and without effect
@@ -145,8 +149,7 @@ class LayerTypeWindows:
         def slides(layer: int) -> bool:
             return window is not None and (period is None or (layer + 1) % period != 0)
 
-        count = reader.integer("num_hidden_layers")
-        sliding = p.read_layer_types(reader, count, slides)
+        sliding = p.read_layer_types(reader, num_layers, slides)
         return (None,) if window is None else p.window_cycle(reader, sliding, window)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
@@ -154,6 +157,35 @@ class LayerTypeWindows:
         fields = p.write_layer_types(config)
         has_window = fields["sliding_window"] is not None
         return fields if self.switch is None else {**fields, self.switch: has_window}
+
+
+@dataclass(frozen=True)
+class WindowsByInterval:
+    """A window for the layers that ``layer_types`` names; without it, all but every n-th.
+
+    Attributes:
+        default: The window if the file lacks it.
+        interval: Default of n.
+        fields: Fields of n, of which the last one counts.
+    """
+
+    default: int
+    interval: int
+    fields: tuple[str, ...] = ()
+
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
+        """The windows."""
+        interval = self.interval
+        for name in self.fields:
+            interval = reader.positive_integer(name, interval)
+            reader.get(f"_{name}")
+        sliding = p.read_layer_types(reader, num_layers, lambda i: (i + 1) % interval > 0)
+        window = reader.optional_integer("sliding_window", self.default)
+        return p.window_cycle(reader, sliding, window)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The window and the types."""
+        return p.write_layer_types(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +211,10 @@ class OneRope:
         """Positions of the layers, as a cycle; `windows` are those of the layers."""
         return (self._read_rope(reader),)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of config.json."""
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json, or None for a model without RoPE."""
+        if not p.has_rope(config):
+            return None
         name = None if self.fraction is None else "partial_rotary_factor"
         return write_rope(p.first_rope(config), fraction_name=name)
 
@@ -217,22 +251,34 @@ class RopeByNumber(OneRope):
             return (rope,)
         return shortest_cycle(tuple(rope if turned[i] else None for i in range(count)))
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """RoPE, and which layers have it."""
         layers = [config.layer(i).positions for i in range(config.num_layers)]
-        return {**super().write(config), "no_rope_layers": [int(x is not None) for x in layers]}
+        fields = super().write(config)
+        return fields and fields | {"no_rope_layers": [int(x is not None) for x in layers]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeOfWindows(OneRope):
-    """No positions in layers that see the whole context, if any layer has a window."""
+    """No positions in layers that see the whole context.
+
+    Attributes:
+        without_windows: Whether layers have RoPE in a model without windows.
+    """
+
+    without_windows: bool = True
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing, as the windows."""
         rope = self._read_rope(reader)
-        if windows == (None,):
+        if windows == (None,) and self.without_windows:
             return (rope,)
         return tuple(None if window is None else rope for window in windows)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json, none for a model without RoPE if there are such."""
+        fields = super().write(config)
+        return {} if fields is None and not self.without_windows else fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +297,10 @@ class RopeByLayerType(OneRope):
         ]
         return shortest_cycle(tuple(ropes[window is not None] for window in windows))
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Both."""
+        if not p.has_rope(config):
+            return None
         layers = [config.layer(i) for i in range(config.num_layers)]
         fields, sections = dict[str, Any](), dict[str, Any]()
         for name, has_window in (("full_attention", False), ("sliding_attention", True)):
@@ -267,10 +315,10 @@ class RopeByLayerType(OneRope):
 class RopeWithAlpha(OneRope):
     """NTK scaling by ``alpha`` where "dynamic" scaling has this field (Hunyuan)."""
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json; transformers needs a ``factor``, which has no effect."""
-        fields, scaling = super().write(config), p.first_rope(config).scaling
-        if not isinstance(scaling, c.NTKScaling):
+        fields = super().write(config)
+        if fields is None or not isinstance(scaling := p.first_rope(config).scaling, c.NTKScaling):
             return fields
         section = {"rope_type": "dynamic", "alpha": scaling.factor, "factor": 1.0}
         return {
@@ -294,10 +342,10 @@ class RopeWithAlpha(OneRope):
 class RopeAndQueryScaling(OneRope):
     """RoPE, and queries that grow from ``original_max_position_embeddings`` on (Ministral 3)."""
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json."""
         fields, scaling = super().write(config), config.multi_head.query_scaling
-        if scaling is None:
+        if scaling is None or fields is None:
             return fields
         section = {
             "llama_4_scaling_beta": scaling.beta,
@@ -319,31 +367,27 @@ class RopeAndQueryScaling(OneRope):
         )
 
 
-def read_multipliers(reader: ConfigReader, config: c.TransformerConfig) -> c.TransformerConfig:
-    """The model with Granite's multipliers of embedding, scores, branches and logits."""
-    divisor = reader.number("logits_scaling", 1.0)
-    if divisor == 0:
-        reader.add_problem("logits_scaling", "the logits are divided by it.")
-    scale = reader.number("attention_multiplier", 1.0)
-    return replace(
-        config,
-        attention=replace(config.attention, scale=scale),
-        residual_multiplier=reader.number("residual_multiplier", 1.0),
-        embedding=c.Embedding(scale=reader.number("embedding_multiplier", 1.0)),
-        head=replace(config.head, multiplier=1 / (divisor or 1.0)),
-    )
+class DivisorField(Field):
+    """A field whose inverse is the option."""
+
+    def read_option(self, reader: ConfigReader, options: Mapping[str, Any]) -> float:
+        """The inverse."""
+        divisor = super().read_option(reader, options)
+        if divisor == 0:
+            reader.add_problem(self.name, "the logits are divided by it.")
+        return 1 / (divisor or 1.0)
+
+    def write_option(self, value: float) -> float:
+        """The inverse."""
+        return 1 / value if value else 0.0
 
 
-def write_multipliers(config: c.TransformerConfig) -> dict[str, float]:
-    """Granite's fields of `read_multipliers`."""
-    attention, logits = config.multi_head, config.head.multiplier
-    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
-    return {
-        "embedding_multiplier": config.embedding.scale,
-        "attention_multiplier": scale,
-        "residual_multiplier": config.residual_multiplier,
-        "logits_scaling": 1 / logits if logits else 0.0,
-    }
+GRANITE_MULTIPLIERS = (
+    Field("embedding_multiplier", "embedding.scale", 1.0),
+    Field("attention_multiplier", "attention.scale", 1.0),
+    Field("residual_multiplier", "residual_multiplier", 1.0),
+    DivisorField("logits_scaling", "head.multiplier", 1.0),
+)
 
 
 @runtime_checkable
@@ -365,51 +409,42 @@ class Branch(Protocol):
 
 
 @dataclass(frozen=True)
-class LlamaGLU:
-    """A gated network in every layer."""
-
-    rules = p.FEED_FORWARD
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The network."""
-        return (p.read_glu(reader, bias=bias),)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """No more fields."""
-        return {} if all(isinstance(x, c.GLU) for x in config.feed_forward) else None
-
-
-@dataclass(frozen=True)
-class FusedGLU(LlamaGLU):
-    """A gated network in every layer, whose gate and up are one tensor."""
-
-    rules = (
-        MappingRule(
-            f"{p.LAYER_PREFIX}.mlp.gate_up_proj.weight",
-            ("feed_forward/gate/kernel", "feed_forward/up/kernel"),
-            Fused(),
-        ),
-        *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
-    )
-
-
-@dataclass(frozen=True)
-class LlamaMLP:
-    """A network without a gate in every layer.
+class Dense:
+    """The same network in every layer.
 
     Attributes:
+        kind: `GLU`, or `MLP` for one without a gate.
         activation: Default of the activation, by its name in config.json.
+        activation_field: Field of the activation.
+        hidden_dim: Default of ``intermediate_size``; None has none.
+        rules: Mapping rules of a layer.
     """
 
-    activation: str = "relu2"
-    rules = p.FEED_FORWARD
+    kind: type[c.GLU] | type[c.MLP] = c.GLU
+    activation: str = "silu"
+    activation_field: str = "hidden_act"
+    hidden_dim: int | None = None
+    rules: tuple[MappingRule, ...] = p.FEED_FORWARD
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The network."""
-        activation = reader.choice("hidden_act", self.activation, HF_ACTIVATIONS)
-        hidden_dim = reader.integer("intermediate_size")
-        return (c.MLP(hidden_dim=hidden_dim, activation=activation, bias=bias),)
+        return (
+            self.kind(
+                hidden_dim=reader.integer("intermediate_size", self.hidden_dim),
+                activation=reader.choice(self.activation_field, self.activation, HF_ACTIVATIONS),
+                bias=bias,
+            ),
+        )
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """No more fields."""
-        return {} if all(isinstance(x, c.MLP) for x in config.feed_forward) else None
+        """The activation."""
+        branch: Any = config.feed_forward[0]
+        if not all(isinstance(x, self.kind) for x in config.feed_forward):
+            return None
+        return {self.activation_field: hf_activation_name(branch.activation)}
+
+
+FUSED_GLU = (
+    *fused_rules(f"{p.LAYER_PREFIX}.mlp.gate_up_proj", "feed_forward", ("gate", "up")),
+    *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+)

@@ -5,42 +5,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.llama_hybrid import LlamaHybrid
+from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField
+from jaxformer.interop.families.llama_like_options import Dense, OneRope
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.rope_config import read_rope, write_rope
-from jaxformer.interop.transforms import ConvolutionKernel, Flatten, Fused, LinearKernel
+from jaxformer.interop.transforms import ConvolutionKernel, Flatten, Fused
 
 PROJECTIONS = ("gate", "value", "key", "query", "step")  # z, x, B, C and dt
 CONVOLUTIONS = ("value", "key", "query")
 INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it
 
 
-def _parameters(names: tuple[str, ...], leaf: str) -> tuple[str, ...]:
-    return tuple(f"attention/{name}/{leaf}" for name in names)
-
-
-def mamba2_rules(prefix: str) -> tuple[MappingRule, ...]:
+def mamba2_rules(prefix: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of a Mamba 2 layer."""
     convolved = tuple(f"{name}_convolution" for name in CONVOLUTIONS)
+    kernels = Fused(part=ConvolutionKernel())
     rules = (
-        MappingRule(f"{prefix}.in_proj.weight", _parameters(PROJECTIONS, "kernel"), Fused()),
-        MappingRule(
-            f"{prefix}.in_proj.bias", _parameters(PROJECTIONS, "bias"), Fused(part=Flatten())
-        ),
-        MappingRule(
-            f"{prefix}.conv1d.weight",
-            _parameters(convolved, "kernel"),
-            Fused(part=ConvolutionKernel()),
-        ),
-        MappingRule(f"{prefix}.conv1d.bias", _parameters(convolved, "bias"), Fused(part=Flatten())),
-        MappingRule(f"{prefix}.dt_bias", "attention/step_bias/bias"),
-        MappingRule(f"{prefix}.A_log", "attention/rate/bias"),
-        MappingRule(f"{prefix}.D", "attention/skip/bias"),
-        MappingRule(f"{prefix}.norm.weight", "attention/norm/scale", Flatten()),
-        *linear_rules(f"{prefix}.out_proj", "attention/out", input_axes=2),
+        *m.fused_rules(f"{prefix}.in_proj", "attention", PROJECTIONS),
+        *m.fused_rules(f"{prefix}.conv1d", "attention", convolved, kernels),
+        m.MappingRule(f"{prefix}.dt_bias", "attention/step_bias/bias"),
+        m.MappingRule(f"{prefix}.A_log", "attention/rate/bias"),
+        m.MappingRule(f"{prefix}.D", "attention/skip/bias"),
+        m.MappingRule(f"{prefix}.norm.weight", "attention/norm/scale", Flatten()),
+        *m.linear_rules(f"{prefix}.out_proj", "attention/out", input_axes=2),
     )
     return tuple(replace(rule, kind=c.LinearAttention) for rule in rules)
 
@@ -177,23 +167,6 @@ def write_step_limits(layer: c.LinearAttention) -> dict[str, Any]:
     return {"time_step_limit": [decay.min_step, largest]}
 
 
-def hybrid_kinds(config: c.TransformerConfig) -> tuple[c.LinearAttention, c.MultiHead] | None:
-    """The recurrent and the attention layers' options, of which a model has one each.
-
-    Of layers that the model lacks, an option that config.json can express is returned. None for
-    models with other layers.
-    """
-    kinds = {config.layer(i).attention for i in range(config.num_layers)} - {c.NoAttention()}
-    mambas = [x for x in kinds if isinstance(x, c.LinearAttention)]
-    attentions = [x for x in kinds if isinstance(x, c.MultiHead)]
-    if max(len(mambas), len(attentions)) > 1 or len(kinds) > len(mambas) + len(attentions):
-        return None
-    width = config.model_dim
-    no_mamba = c.LinearAttention(num_heads=1, num_key_heads=1, key_dim=1, value_dim=2 * width)
-    no_attention = c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=width, positions=(None,))
-    return next(iter(mambas), no_mamba), next(iter(attentions), no_attention)
-
-
 MAMBA2 = Mamba2Fields(
     num_heads="num_heads",
     head_dim="head_dim",
@@ -218,33 +191,12 @@ BAMBA = Mamba2Fields(
     default_state_dim=256,
     unused=("mamba_chunk_size", "num_logits_to_keep"),
 )
-BAMBA_LAYER = (
-    *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
-    *norm_rules(f"{p.LAYER_PREFIX}.pre_ff_layernorm", "pre_feed_forward_norm"),
-    *mamba2_rules(f"{p.LAYER_PREFIX}.mamba"),
-    *(replace(rule, kind=c.MultiHead) for rule in p.ATTENTION),
-    *linear_rules(f"{p.LAYER_PREFIX}.feed_forward.gate_proj", "feed_forward/gate"),
-    *linear_rules(f"{p.LAYER_PREFIX}.feed_forward.up_proj", "feed_forward/up"),
-    *linear_rules(f"{p.LAYER_PREFIX}.feed_forward.down_proj", "feed_forward/down"),
-)
-BAMBA_TABLE = ParamMapping(
-    top_level=(
-        MappingRule("model.embed_tokens.weight", "embedding/tokens/embedding"),
-        *norm_rules("model.final_layernorm", "decoder/final_norm"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-    ),
-    stacks={"decoder": BAMBA_LAYER},
-)
-BACKBONE_TOP_LEVEL = (
-    MappingRule("backbone.embeddings.weight", "embedding/tokens/embedding"),
-    *norm_rules("backbone.norm_f", "decoder/final_norm"),
-    MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-)
-MAMBA2_TABLE = ParamMapping(
+BACKBONE_TOP_LEVEL = m.top_level_rules("backbone.embeddings", "backbone.norm_f")
+MAMBA2_TABLE = m.ParamMapping(
     top_level=BACKBONE_TOP_LEVEL,
     stacks={
         "decoder": (
-            *norm_rules("backbone.layers.{layer}.norm", "pre_attention_norm"),
+            *m.norm_rules("backbone.layers.{layer}.norm", "pre_attention_norm"),
             *mamba2_rules("backbone.layers.{layer}.mixer"),
         )
     },
@@ -279,51 +231,63 @@ def write_mamba2(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-def read_bamba(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a bamba model."""
-    sizes = p.read_sizes(reader)
-    norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
-    reader.require_value("partial_rotary_factor", 0.5)
-    attention = c.MultiHead(
-        **p.read_heads(reader, heads=32, kv_heads=8),
-        positions=(read_rope(reader, fraction=0.5, max_length=262_144),),
-        biases=p.read_biases(reader),
-    )
-    mamba = BAMBA.read(reader, norm, **read_step_limits(reader))
-    full = reader.sequence("attn_layer_indices", int) or ()
-    kinds = tuple(attention if i in full else mamba for i in range(sizes["num_layers"]))
-    glu = p.read_glu(reader, hidden_dim=14_336, bias=reader.boolean("mlp_bias", False))
-    return c.TransformerConfig(
-        **sizes,
-        attention=c.Hybrid(kinds=shortest_cycle(kinds)),
-        feed_forward=(glu,),
-        norm=norm,
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
-    )
+@dataclass(frozen=True)
+class BambaLike(LlamaHybrid):
+    """Mamba 2 in most layers, under Bamba's names, with the norm of the model."""
+
+    def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
+        """Mamba 2."""
+        return BAMBA.read(reader, config.norm, **read_step_limits(reader))
+
+    def write_mixer(self, config: c.TransformerConfig, mixer: Any) -> dict[str, Any]:
+        """Fields of Mamba 2."""
+        return {**BAMBA.write(config, mixer), **write_step_limits(mixer)}
 
 
-def write_bamba(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """Fields of config.json, or None for another model."""
-    kinds = hybrid_kinds(config)
-    if kinds is None or not isinstance(config.feed_forward[0], c.GLU):
-        return None
-    mamba, attention = kinds
-    rope = attention.positions[0] or c.Rope(fraction=0.5)
-    if not isinstance(rope, c.Rope):
-        return None
-    layers = [config.layer(i).attention for i in range(config.num_layers)]
-    return {
-        **p.write_sizes(replace(config, attention=attention)),
-        "attn_layer_indices": [i for i, x in enumerate(layers) if isinstance(x, c.MultiHead)],
-        "attention_bias": "out" in attention.biases,
-        "mlp_bias": config.feed_forward[0].bias,
-        "rms_norm_eps": config.norm.eps,
-        **BAMBA.write(config, mamba),
-        **write_step_limits(mamba),
-        **write_rope(rope, fraction_name="partial_rotary_factor"),
-    }
+@dataclass(frozen=True)
+class Bamba(BambaLike):
+    """Attention in the layers that a list numbers."""
+
+    def read_layer_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+        """Which layers have attention."""
+        full = reader.sequence("attn_layer_indices", int) or ()
+        return tuple(i in full for i in range(num_layers))
+
+    def write_layer_types(self, is_full: list[bool]) -> dict[str, Any]:
+        """The numbers of the layers with attention."""
+        return {"attn_layer_indices": [i for i, full in enumerate(is_full) if full]}
 
 
+@dataclass(frozen=True, kw_only=True)
+class HalfRope(OneRope):
+    """RoPE of half a head, which is written even of a model without attention."""
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json."""
+        rope = config.attention.positions[0] or c.Rope(fraction=0.5)
+        return super().write(config.with_positions(rope))
+
+
+BAMBA_ROW = Bamba(
+    "bamba",
+    "BambaForCausalLM",
+    sizes={"num_attention_heads": 32},
+    kv_heads=8,
+    norm=c.RMSNorm(eps=1e-5),
+    norm_rules=m.layer_norm_rules(
+        p.LAYER_PREFIX,
+        pre_attention_norm="input_layernorm",
+        pre_feed_forward_norm="pre_ff_layernorm",
+    ),
+    qk_norm_rules=(),
+    top_level=m.top_level_rules("model.embed_tokens", "model.final_layernorm"),
+    positions=HalfRope(fraction=0.5, max_length=262_144),
+    branch=Dense(hidden_dim=14_336, rules=m.glu_rules(f"{p.LAYER_PREFIX}.feed_forward")),
+    biases=(BiasField("attention_bias", p.ALL_BIASES), BiasField("mlp_bias", FEED_FORWARD_BIAS)),
+    mixer_rules=mamba2_rules(f"{p.LAYER_PREFIX}.mamba"),
+    may_lack_kinds=True,
+    constants={"partial_rotary_factor": 0.5},
+)
 FAMILIES = (
     Family(
         "mamba2",
@@ -333,7 +297,5 @@ FAMILIES = (
         MAMBA2_TABLE,
         attention_type=c.LinearAttention,
     ),
-    Family(
-        "bamba", "BambaForCausalLM", read_bamba, write_bamba, BAMBA_TABLE, attention_type=c.Hybrid
-    ),
+    BAMBA_ROW.family(),
 )

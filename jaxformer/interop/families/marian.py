@@ -6,6 +6,7 @@ has three embeddings, and its positions start at the padding id + 1.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,33 +14,35 @@ import numpy as np
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.families.llama_like import ALL_BIASES
+from jaxformer.interop.families.option_fields import (
+    POSITIVE_INTEGER,
+    Field,
+    FieldTable,
+    template,
+    with_options,
+)
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.transforms import Flatten, LinearKernel
 
 ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}"
 
 
-def attention_rules(theirs: str, ours: str) -> tuple[MappingRule, ...]:
+def attention_rules(theirs: str, ours: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of an attention branch and its post-norm."""
     return (
-        *linear_rules(f"{theirs}.q_proj", f"{ours}/query"),
-        *linear_rules(f"{theirs}.k_proj", f"{ours}/key"),
-        *linear_rules(f"{theirs}.v_proj", f"{ours}/value"),
-        *linear_rules(f"{theirs}.out_proj", f"{ours}/out", input_axes=2),
-        *norm_rules(f"{theirs}_layer_norm", f"post_{ours}_norm"),
+        *m.attention_rules(theirs, ours, out="out_proj"),
+        *m.norm_rules(f"{theirs}_layer_norm", f"post_{ours}_norm"),
     )
 
 
-def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
+def feed_forward_rules(theirs: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of the feed-forward branch and its post-norm."""
     return (
-        *linear_rules(f"{theirs}.fc1", "feed_forward/up"),
-        *linear_rules(f"{theirs}.fc2", "feed_forward/down"),
-        *norm_rules(f"{theirs}.final_layer_norm", "post_feed_forward_norm"),
+        *m.branch_rules(theirs, "feed_forward", up="fc1", down="fc2"),
+        *m.norm_rules(f"{theirs}.final_layer_norm", "post_feed_forward_norm"),
     )
 
 
@@ -54,123 +57,117 @@ STACKS = {
         *feed_forward_rules(DECODER),
     ),
 }
-MARIAN_TABLE = ParamMapping(
+MARIAN_MAPPING = m.ParamMapping(
     top_level=(
-        MappingRule("model.shared.weight", "embedding/tokens/embedding"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-        MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
+        m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
+        m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+        m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
     ),
     stacks=STACKS,
 )
-FSMT_TABLE = ParamMapping(
+FSMT_MAPPING = m.ParamMapping(
     top_level=(
-        MappingRule("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
-        MappingRule("model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"),
-        MappingRule("model.decoder.output_projection.weight", "head/kernel", LinearKernel()),
+        *m.top_level_rules("model.decoder.embed_tokens", head="model.decoder.output_projection"),
+        m.MappingRule("model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"),
     ),
     stacks=STACKS,
 )
 SINUSOID_TENSORS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
+SIZES = (
+    Field("d_model", "model_dim"),
+    Field("encoder_layers", "topology.num_encoder_layers"),
+    Field("decoder_layers", "num_layers"),
+    Field("decoder_attention_heads", "attention.num_heads", None, POSITIVE_INTEGER),
+    Field("decoder_ffn_dim", "feed_forward.hidden_dim"),
+)
+CONSTANTS = {
+    **{"is_encoder_decoder": True, "static_position_embeddings": True},
+    **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), False),
+}
+MARIAN = FieldTable(
+    template=template(
+        c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=1, positions=(None,), biases=ALL_BIASES),
+        c.MLP(hidden_dim=1, bias=True),
+        topology=c.EncoderDecoder(num_encoder_layers=1),
+        norm=c.LayerNorm(eps=1e-5),
+        norm_placement="post",
+        final_norm=False,
+        embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
+        head=c.LMHead(tied=True, bias=True),
+    ),
+    fields=(
+        *SIZES,
+        Field("vocab_size", "vocab_size"),
+        Field("activation_function", "feed_forward.activation", "gelu"),
+    ),
+    constants={
+        **CONSTANTS,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,  # False also unties source and target
+    },
+    unused=("extra_pos_embeddings", "add_bias_logits", "_num_labels"),
+    written={
+        "is_encoder_decoder": True,
+        **{"dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0},
+    },
+)
+FSMT = replace(
+    MARIAN,
+    template=replace(
+        MARIAN.template,
+        embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor")),
+        head=c.LMHead(),
+    ),
+    fields=(
+        *SIZES,
+        Field("tgt_vocab_size", "vocab_size"),
+        Field("src_vocab_size", "topology.source_vocab_size"),
+        Field("activation_function", "feed_forward.activation", "relu"),
+    ),
+    constants={**CONSTANTS, "tie_word_embeddings": False},
+    unused=(*MARIAN.unused, "langs", "decoder"),
+)
 
 
 def read_marian(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a marian model."""
-    reader.require_value("share_encoder_decoder_embeddings", True)
-    vocab_size = reader.integer("vocab_size")
-    reader.require_value("decoder_vocab_size", vocab_size)
-    reader.require_value("tie_word_embeddings", True)  # False also unties source and target
-    return _read(
-        reader,
-        vocab_size=vocab_size,
-        source_vocab_size=None,
-        activation="gelu",
-        scaled=reader.boolean("scale_embedding", False),
-        positions=c.Sinusoid(layout="halves"),
-        head=c.LMHead(tied=True, bias=True),
-    )
+    config = _read(reader, MARIAN, reader.boolean("scale_embedding", False))
+    reader.require_value("decoder_vocab_size", config.vocab_size)
+    return config
 
 
 def read_fsmt(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of an fsmt model."""
-    reader.get("langs")
-    reader.get("decoder")
-    reader.require_value("tie_word_embeddings", False)
-    padding = reader.integer("pad_token_id", 1)
-    return _read(
-        reader,
-        vocab_size=reader.integer("tgt_vocab_size"),
-        source_vocab_size=reader.integer("src_vocab_size"),
-        activation="relu",
-        scaled=reader.boolean("scale_embedding", True),
-        positions=c.Sinusoid(layout="tensor2tensor", offset=padding + 1),
-        head=c.LMHead(),
-    )
+    config = _read(reader, FSMT, reader.boolean("scale_embedding", True))
+    offset = reader.integer("pad_token_id", 1) + 1
+    return with_options(config, {"embedding.positions.offset": offset})
 
 
-def _read(
-    reader: ConfigReader,
-    *,
-    vocab_size: int,
-    source_vocab_size: int | None,
-    activation: str,
-    scaled: bool,
-    positions: c.Sinusoid,
-    head: c.LMHead,
-) -> c.TransformerConfig:
-    reader.require_value("is_encoder_decoder", True)
-    for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
-        reader.require_value(name, False)
-    reader.require_value("static_position_embeddings", True)
-    for name in ("extra_pos_embeddings", "add_bias_logits", "_num_labels"):
-        reader.get(name)
-    model_dim, layers = reader.integer("d_model"), reader.integer("encoder_layers")
-    reader.require_value("num_hidden_layers", layers)
-    activation = reader.choice("activation_function", activation, HF_ACTIVATIONS)
-    decoder, encoder = (
-        _read_stack(reader, stack, model_dim, activation) for stack in ("decoder", "encoder")
-    )
-    return c.TransformerConfig(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=reader.integer("decoder_layers"),
-        attention=decoder[0],
-        feed_forward=(decoder[1],),
-        topology=c.EncoderDecoder(
-            num_encoder_layers=layers,
-            source_vocab_size=source_vocab_size,
-            attention=None if encoder[0] == decoder[0] else encoder[0],
-            feed_forward=None if encoder[1] == decoder[1] else (encoder[1],),
-        ),
-        norm=c.LayerNorm(eps=1e-5),
-        norm_placement="post",
-        final_norm=False,
-        embedding=c.Embedding(scale=math.sqrt(model_dim) if scaled else 1.0, positions=positions),
-        head=head,
-    )
-
-
-def _read_stack(
-    reader: ConfigReader, stack: str, model_dim: int, activation: Any
-) -> tuple[c.MultiHead, c.MLP]:
-    """Heads and feed-forward of one stack."""
-    heads = reader.positive_integer(f"{stack}_attention_heads")
-    attention = c.MultiHead(
+def _read(reader: ConfigReader, table: FieldTable, scaled: bool) -> c.TransformerConfig:
+    scale = math.sqrt(reader.integer("d_model")) if scaled else 1.0
+    config = table.read(reader, {"embedding.scale": scale})
+    reader.require_value("num_hidden_layers", config.stacks["encoder"][1])
+    heads = reader.positive_integer("encoder_attention_heads")
+    branch: Any = config.feed_forward[0]
+    attention = replace(
+        config.multi_head,
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=max(1, model_dim // heads),
-        positions=(None,),
-        biases=ALL_BIASES,
+        head_dim=max(1, config.model_dim // heads),
     )
-    hidden_dim = reader.integer(f"{stack}_ffn_dim")
-    return attention, c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True)
+    branch = replace(branch, hidden_dim=reader.integer("encoder_ffn_dim"))
+    options = {
+        "topology.attention": None if attention == config.attention else attention,
+        "topology.feed_forward": None if (branch,) == config.feed_forward else (branch,),
+    }
+    return with_options(config, options)
 
 
 def write_marian(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A marian's configuration from ours."""
-    fields = _write(config)
+    fields = _write(config, MARIAN)
     return fields and {
         **fields,
-        "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.head.tied,
         "pad_token_id": config.vocab_size - 1,
         "decoder_start_token_id": config.vocab_size - 1,
@@ -181,19 +178,27 @@ def write_marian(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 def write_fsmt(config: c.TransformerConfig) -> dict[str, Any] | None:
     """An fsmt's configuration from ours."""
-    fields, topology = _write(config), config.topology
-    positions = config.embedding.positions
-    if not isinstance(topology, c.EncoderDecoder) or not isinstance(positions, c.Sinusoid):
-        return None
-    if fields is None:
+    fields, positions = _write(config, FSMT), config.embedding.positions
+    if fields is None or not isinstance(positions, c.Sinusoid):
         return None
     return {
         **fields,
         "langs": ["source", "target"],
-        "src_vocab_size": topology.source_vocab_size,
-        "tgt_vocab_size": config.vocab_size,
         "tie_word_embeddings": False,
         "pad_token_id": positions.offset - 1,
+    }
+
+
+def _write(config: c.TransformerConfig, table: FieldTable) -> dict[str, Any] | None:
+    fields, encoder = table.write(config), config.encoder_config
+    mlp = encoder.feed_forward[0]
+    if fields is None or not isinstance(mlp, c.MLP):
+        return None
+    return {
+        **fields,
+        "scale_embedding": config.embedding.scale != 1,
+        "encoder_attention_heads": encoder.multi_head.num_heads,
+        "encoder_ffn_dim": mlp.hidden_dim,
     }
 
 
@@ -213,39 +218,13 @@ def sinusoid_tables(hf_config: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
-def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    topology, branch = config.topology, config.feed_forward[0]
-    if not isinstance(topology, c.EncoderDecoder) or not isinstance(branch, c.MLP):
-        return None
-    if not isinstance(config.embedding.positions, c.Sinusoid):
-        return None
-    fields: dict[str, Any] = {
-        "d_model": config.model_dim,
-        "encoder_layers": topology.num_encoder_layers,
-        "decoder_layers": config.num_layers,
-        "activation_function": hf_activation_name(branch.activation),
-        "scale_embedding": config.embedding.scale != 1,
-        "is_encoder_decoder": True,
-        "dropout": 0.0,
-        "activation_dropout": 0.0,
-        "attention_dropout": 0.0,
-    }
-    for stack, own in (("encoder", config.encoder_config), ("decoder", config)):
-        mlp = own.feed_forward[0]
-        if not isinstance(mlp, c.MLP):
-            return None
-        fields[f"{stack}_attention_heads"] = own.multi_head.num_heads
-        fields[f"{stack}_ffn_dim"] = mlp.hidden_dim
-    return fields
-
-
 FAMILIES = (
     Family(
         "marian",
         "MarianMTModel",
         read_marian,
         write_marian,
-        MARIAN_TABLE,
+        MARIAN_MAPPING,
         ignored_tensors=(SINUSOID_TENSORS, r"model\.(encoder|decoder)\.embed_tokens\.weight"),
     ),
     Family(
@@ -253,7 +232,7 @@ FAMILIES = (
         "FSMTForConditionalGeneration",
         read_fsmt,
         write_fsmt,
-        FSMT_TABLE,
+        FSMT_MAPPING,
         ignored_tensors=(SINUSOID_TENSORS,),
         constant_tensors=sinusoid_tables,
     ),

@@ -4,24 +4,33 @@ from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
-from jaxformer.interop.families.llama_like_experts import expert_rules, shared_rules
+from jaxformer.interop.families.llama_hybrid import split_kinds
+from jaxformer.interop.families.llama_like_experts import (
+    Experts,
+    expert_rules,
+    read_groups,
+    write_groups,
+)
 from jaxformer.interop.families.mamba import (
     BACKBONE_TOP_LEVEL,
     Mamba2Fields,
-    hybrid_kinds,
     mamba2_rules,
     read_step_limits,
 )
+from jaxformer.interop.families.option_fields import (
+    Field,
+    read_options,
+    with_options,
+    write_options,
+)
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 
 LAYER = "backbone.layers.{layer}"
 MIXER = f"{LAYER}.mixer"
-SHARED_WIDTH = "moe_shared_expert_intermediate_size"
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLD_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 # Initial values, forms of a computation, layers that predict further tokens, and RoPE, which no
@@ -41,27 +50,51 @@ MAMBA = Mamba2Fields(
     default_head_dim=64,
     unused=tuple(UNUSED.split()),
 )
-ATTENTION = (
-    *linear_rules(f"{MIXER}.q_proj", "attention/query"),
-    *linear_rules(f"{MIXER}.k_proj", "attention/key"),
-    *linear_rules(f"{MIXER}.v_proj", "attention/value"),
-    *linear_rules(f"{MIXER}.o_proj", "attention/out", input_axes=2),
+MLP = c.MLP(hidden_dim=1)
+ACTIVATION, BIAS = "mlp_hidden_act", "mlp_bias"
+MLP_FIELDS = (
+    Field("intermediate_size", "hidden_dim", 21_504),
+    Field(ACTIVATION, "activation", "relu2"),
+    Field(BIAS, "bias", False),
 )
-TABLE = ParamMapping(
+# Experts without a gate, beside a shared one.
+EXPERTS = Experts(
+    moe=c.MoE(
+        expert=MLP,
+        num_experts=2,
+        router=c.Router(score="sigmoid", selection_bias=True),
+        shared=c.SharedExpert(expert=MLP),
+    ),
+    fields=(
+        Field("moe_intermediate_size", "expert.hidden_dim", 7688),
+        Field(ACTIVATION, "expert.activation", "relu2"),
+        Field("moe_shared_expert_intermediate_size", "shared.expert.hidden_dim", 7688),
+        Field(ACTIVATION, "shared.expert.activation", "relu2"),
+        Field(BIAS, "shared.expert.bias", False),
+        Field("n_routed_experts", "num_experts", 8),
+        Field("num_experts_per_tok", "top_k", 2),
+        Field("norm_topk_prob", "router.renormalise", True),
+        Field("routed_scaling_factor", "router.scale", 1.0),
+    ),
+    rules=(
+        *expert_rules(MIXER),
+        *m.glu_rules(f"{MIXER}.shared_experts", "feed_forward/shared"),
+        *m.linear_rules(f"{MIXER}.fc1_latent_proj", "feed_forward/latent_down"),
+        *m.linear_rules(f"{MIXER}.fc2_latent_proj", "feed_forward/latent_up"),
+        m.MappingRule(f"{MIXER}.gate.e_score_correction_bias", "feed_forward/selection_bias"),
+    ),
+    constants={"n_shared_experts": 1},
+)
+TABLE = m.ParamMapping(
     top_level=BACKBONE_TOP_LEVEL,
     stacks={
         "decoder": (
-            *norm_rules(f"{LAYER}.norm", "pre_attention_norm"),  # a layer has one of the two
-            *norm_rules(f"{LAYER}.norm", "pre_feed_forward_norm"),
+            *m.norm_rules(f"{LAYER}.norm", "pre_attention_norm"),  # a layer has one of the two
+            *m.norm_rules(f"{LAYER}.norm", "pre_feed_forward_norm"),
             *mamba2_rules(MIXER),
-            *(replace(rule, kind=c.MultiHead) for rule in ATTENTION),
-            *linear_rules(f"{MIXER}.up_proj", "feed_forward/up"),
-            *linear_rules(f"{MIXER}.down_proj", "feed_forward/down"),
-            *expert_rules(MIXER),
-            *shared_rules(f"{MIXER}.shared_experts"),
-            *linear_rules(f"{MIXER}.fc1_latent_proj", "feed_forward/latent_down"),
-            *linear_rules(f"{MIXER}.fc2_latent_proj", "feed_forward/latent_up"),
-            MappingRule(f"{MIXER}.gate.e_score_correction_bias", "feed_forward/selection_bias"),
+            *(replace(rule, kind=c.MultiHead) for rule in m.attention_rules(MIXER)),
+            *m.branch_rules(MIXER, "feed_forward", up="up_proj", down="down_proj"),
+            *EXPERTS.rules,
         )
     },
 )
@@ -85,7 +118,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
             ),
             c.NoFeedForward(),
         ),
-        "mlp": (c.NoAttention(), _read_mlp(reader, "intermediate_size", 21_504)),
+        "mlp": (c.NoAttention(), with_options(MLP, read_options(reader, MLP_FIELDS))),
         "moe": (c.NoAttention(), _read_moe(reader)),
     }
     types = _read_layer_types(reader)
@@ -118,43 +151,18 @@ def _read_layer_types(reader: ConfigReader) -> tuple[str, ...]:
     return types
 
 
-def _read_mlp(reader: ConfigReader, width_name: str, width: int) -> c.MLP:
-    return c.MLP(
-        hidden_dim=reader.integer(width_name, width),
-        activation=reader.choice("mlp_hidden_act", "relu2", HF_ACTIVATIONS),
-        bias=reader.boolean("mlp_bias", False),
-    )
-
-
 def _read_moe(reader: ConfigReader) -> c.MoE:
-    """Experts without a gate, beside a shared one."""
-    reader.require_value("n_shared_experts", 1)
-    groups, top_k_groups = reader.integer("n_group", 1), reader.integer("topk_group", 1)
-    router = c.Router(
-        score="sigmoid",
-        selection_bias=True,
-        groups=None if groups == 1 else c.ExpertGroups(num_groups=groups, top_k=top_k_groups),
-        renormalise=reader.boolean("norm_topk_prob", True),
-        scale=reader.number("routed_scaling_factor", 1.0),
-    )
-    expert = replace(_read_mlp(reader, "moe_intermediate_size", 7688), bias=False)
-    shared = _read_mlp(reader, SHARED_WIDTH, 7688)
-    latent, latent_dim = None, reader.optional_integer("moe_latent_size")
+    moe, latent = EXPERTS.read_moe(reader, bias=False), None
+    groups = read_groups(reader, c.ExpertGroups(num_groups=1, top_k=1))
+    latent_dim = reader.optional_integer("moe_latent_size")
     if latent_dim is not None:
-        latent = c.ExpertLatent(latent_dim=latent_dim, bias=shared.bias)
-    return c.MoE(
-        expert=expert,
-        num_experts=reader.integer("n_routed_experts", 8),
-        top_k=reader.integer("num_experts_per_tok", 2),
-        router=router,
-        shared=c.SharedExpert(expert=shared),
-        latent=latent,
-    )
+        latent = c.ExpertLatent(latent_dim=latent_dim, bias=reader.boolean(BIAS, False))
+    return with_options(moe, {"router.groups": groups, "latent": latent})
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """Fields of config.json, or None for another model."""
-    kinds = hybrid_kinds(config)
+    kinds = split_kinds(config)
     types = [_layer_type(config.layer(i)) for i in range(config.num_layers)]
     if kinds is None or None in types:
         return None
@@ -173,7 +181,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
     for branch in config.feed_forward:
         if isinstance(branch, c.MLP):
-            fields |= _write_mlp(branch, "intermediate_size")
+            fields |= write_options(branch, MLP_FIELDS)
         elif isinstance(branch, c.MoE):
             fields |= _write_moe(branch)
     return fields
@@ -193,26 +201,12 @@ def _layer_type(layer: Any) -> str | None:
     return None
 
 
-def _write_mlp(branch: Any, width_name: str) -> dict[str, Any]:
-    return {
-        width_name: branch.hidden_dim,
-        "mlp_hidden_act": hf_activation_name(branch.activation),
-        "mlp_bias": branch.bias,
-    }
-
-
 def _write_moe(moe: c.MoE) -> dict[str, Any]:
-    shared, groups = moe.shared, moe.router.groups
+    router: Any = moe.router
     return {
-        **({} if shared is None else _write_mlp(shared.expert, SHARED_WIDTH)),
-        "moe_intermediate_size": moe.expert.hidden_dim,
+        **write_options(moe, EXPERTS.fields),
+        **write_groups(router.groups),
         "moe_latent_size": None if moe.latent is None else moe.latent.latent_dim,
-        "n_routed_experts": moe.num_experts,
-        "num_experts_per_tok": moe.top_k,
-        "n_group": 1 if groups is None else groups.num_groups,
-        "topk_group": 1 if groups is None else groups.top_k,
-        "norm_topk_prob": moe.router.renormalise,
-        "routed_scaling_factor": moe.router.scale,
     }
 
 

@@ -3,106 +3,91 @@
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
-from jaxformer.interop.families.llama_like import ALL_BIASES, read_sizes
+from jaxformer.interop.families.llama_like import ALL_BIASES
+from jaxformer.interop.families.option_fields import (
+    POSITIVE_INTEGER,
+    Field,
+    FieldTable,
+    template,
+    with_options,
+)
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.transforms import LinearKernel
 
-LAYER = "model.decoder.layers.{layer}"
-TABLE = ParamMapping(
+STACK = "model.decoder"
+LAYER = f"{STACK}.layers.{{layer}}"
+MAPPING = m.ParamMapping(
     top_level=(
-        MappingRule("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
-        MappingRule("model.decoder.embed_positions.weight", "embedding/positions/embedding"),
-        MappingRule(
-            "model.decoder.project_in.weight", "embedding/projection/kernel", LinearKernel()
-        ),
-        MappingRule("model.decoder.project_out.weight", "head/projection/kernel", LinearKernel()),
-        *norm_rules("model.decoder.final_layer_norm", "decoder/final_norm"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+        *m.top_level_rules(f"{STACK}.embed_tokens", f"{STACK}.final_layer_norm"),
+        m.MappingRule(f"{STACK}.embed_positions.weight", "embedding/positions/embedding"),
+        *m.linear_rules(f"{STACK}.project_in", "embedding/projection"),
+        *m.linear_rules(f"{STACK}.project_out", "head/projection"),
     ),
     stacks={
         "decoder": (
             # The norm is before its branch or after the residual sum.
-            *norm_rules(f"{LAYER}.self_attn_layer_norm", "pre_attention_norm"),
-            *norm_rules(f"{LAYER}.self_attn_layer_norm", "post_attention_norm"),
-            *norm_rules(f"{LAYER}.final_layer_norm", "pre_feed_forward_norm"),
-            *norm_rules(f"{LAYER}.final_layer_norm", "post_feed_forward_norm"),
-            *linear_rules(f"{LAYER}.self_attn.q_proj", "attention/query"),
-            *linear_rules(f"{LAYER}.self_attn.k_proj", "attention/key"),
-            *linear_rules(f"{LAYER}.self_attn.v_proj", "attention/value"),
-            *linear_rules(f"{LAYER}.self_attn.out_proj", "attention/out", input_axes=2),
-            *linear_rules(f"{LAYER}.fc1", "feed_forward/up"),
-            *linear_rules(f"{LAYER}.fc2", "feed_forward/down"),
+            *(
+                rule
+                for at in ("pre", "post")
+                for name, branch in (("self_attn", "attention"), ("final", "feed_forward"))
+                for rule in m.norm_rules(f"{LAYER}.{name}_layer_norm", f"{at}_{branch}_norm")
+            ),
+            *m.attention_rules(f"{LAYER}.self_attn", out="out_proj"),
+            *m.branch_rules(LAYER, "feed_forward", up="fc1", down="fc2"),
         )
     },
 )
-POSITION_OFFSET = 2
+TABLE = FieldTable(
+    template=template(
+        c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=1, positions=(None,)),
+        c.MLP(hidden_dim=1),
+        norm=c.LayerNorm(eps=1e-5),
+        embedding=c.Embedding(positions=c.Learned(max_length=1, offset=2)),
+    ),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "model_dim"),
+        Field("num_hidden_layers", "num_layers"),
+        Field("num_attention_heads", "attention.num_heads", None, POSITIVE_INTEGER),
+        Field("ffn_dim", "feed_forward.hidden_dim"),
+        Field("activation_function", "feed_forward.activation", "relu"),
+        Field("enable_bias", "feed_forward.bias", True),
+        Field(
+            "layer_norm_elementwise_affine",
+            "norm.parameters",
+            True,
+            choices={True: "scale_bias", False: "none"},
+        ),
+        Field("do_layer_norm_before", "norm_placement", True, choices={True: "pre", False: "post"}),
+        Field("max_position_embeddings", "embedding.positions.max_length", 2048),
+        Field("tie_word_embeddings", "head.tied", True),
+    ),
+    constants={"output_projection": True},
+    written={"dropout": 0.0},
+)
 
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of an opt model."""
-    sizes = read_sizes(reader)
-    model_dim, heads = sizes["model_dim"], reader.positive_integer("num_attention_heads")
-    reader.require_value("output_projection", True)
-    bias = reader.boolean("enable_bias", True)
-    before = reader.boolean("do_layer_norm_before", True)
-    learned = reader.boolean("layer_norm_elementwise_affine", True)
+    config = TABLE.read(reader)
     dropped = reader.boolean("_remove_final_layer_norm", False)
-    width = reader.integer("word_embed_proj_dim", model_dim)
-    return c.TransformerConfig(
-        **sizes,
-        attention=c.MultiHead(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=max(1, model_dim // heads),
-            positions=(None,),
-            biases=ALL_BIASES if bias else (),
-        ),
-        feed_forward=(
-            c.MLP(
-                hidden_dim=reader.integer("ffn_dim"),
-                activation=reader.choice("activation_function", "relu", HF_ACTIVATIONS),
-                bias=bias,
-            ),
-        ),
-        norm=c.LayerNorm(eps=1e-5, parameters="scale_bias" if learned else "none"),
-        norm_placement="pre" if before else "post",
-        final_norm=before and not dropped,
-        embedding=c.Embedding(
-            positions=c.Learned(
-                max_length=reader.integer("max_position_embeddings", 2048), offset=POSITION_OFFSET
-            ),
-            dim=None if width == model_dim else width,
-        ),
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
-    )
+    width = reader.integer("word_embed_proj_dim", config.model_dim)
+    options = {
+        "attention.biases": ALL_BIASES if reader.boolean("enable_bias", True) else (),
+        "final_norm": config.norm_placement == "pre" and not dropped,
+        "embedding.dim": None if width == config.model_dim else width,
+    }
+    return with_options(config, options)
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """An opt's configuration from ours."""
-    positions, branch = config.embedding.positions, config.feed_forward[0]
-    if not isinstance(config.topology, c.Decoder) or not isinstance(positions, c.Learned):
-        return None
-    if not isinstance(branch, c.MLP):
-        return None
-    before = config.norm_placement == "pre"
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
+    fields = TABLE.write(config)
+    return fields and {
+        **fields,
         "word_embed_proj_dim": config.embedding.dim or config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.multi_head.num_heads,
-        "enable_bias": branch.bias,
-        "ffn_dim": branch.hidden_dim,
-        "activation_function": hf_activation_name(branch.activation),
-        "layer_norm_elementwise_affine": config.norm.parameters != "none",
-        "do_layer_norm_before": before,
-        "_remove_final_layer_norm": before and not config.final_norm,
-        "max_position_embeddings": positions.max_length,
-        "tie_word_embeddings": config.head.tied,
-        "dropout": 0.0,
+        "_remove_final_layer_norm": config.norm_placement == "pre" and not config.final_norm,
     }
 
 
@@ -112,7 +97,7 @@ FAMILIES = (
         "OPTForCausalLM",
         read,
         write,
-        TABLE,
+        MAPPING,
         key_renames=((r"^decoder\.", "model.decoder."),),
     ),
 )

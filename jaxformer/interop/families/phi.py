@@ -1,105 +1,154 @@
-"""Phi-3 (Llama with fused projections) and Phi-3-small (muP scaling, block-sparse attention).
+"""Phi-3 (Llama with fused projections), Phi-3.5 MoE, and Phi-3-small (muP, block-sparse attention).
+
+Phi-3.5 MoE has biases, LayerNorm, and two experts chosen by SparseMixer.
 
 Phi-3-small scales as muP does (embedding, scores and logits), clamps its gated feed-forward, and
 attends by blocks in all but some layers.
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.llama_like_experts import (
+    ACTIVATION,
+    MIXTRAL_RULES,
+    MOE,
+    WIDTH,
+    Experts,
+)
+from jaxformer.interop.families.llama_like_family import HEAD_BIAS, BiasField, LlamaLike
+from jaxformer.interop.families.llama_like_options import FUSED_GLU, Dense, OneRope, OneWindow
+from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.rope_config import read_rope, write_rope
-from jaxformer.interop.transforms import Flatten, Fused, FusedQKVPerGroup, Interleaved
+from jaxformer.interop.param_mapping import ParamMapping, fused_rules, linear_rules, top_level_rules
+from jaxformer.interop.rope_config import read_rope
+from jaxformer.interop.transforms import Flatten, FusedQKVPerGroup, Interleaved
 
-QKV = ("attention/query", "attention/key", "attention/value")
-GATE_UP = ("feed_forward/gate", "feed_forward/up")
-
-
-def _with_leaf(paths: tuple[str, ...], leaf: str) -> tuple[str, ...]:
-    return tuple(f"{path}/{leaf}" for path in paths)
+SMALL_QKV = f"{p.SELF_ATTENTION}.query_key_value"
 
 
-PHI3 = ParamMapping(
-    top_level=p.TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *p.PRE_NORMS,
-            MappingRule(
-                f"{p.LAYER_PREFIX}.self_attn.qkv_proj.weight", _with_leaf(QKV, "kernel"), Fused()
-            ),
-            *linear_rules(f"{p.LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
-            MappingRule(
-                f"{p.LAYER_PREFIX}.mlp.gate_up_proj.weight", _with_leaf(GATE_UP, "kernel"), Fused()
-            ),
-            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
-        )
-    },
-)
-SMALL_QKV = f"{p.LAYER_PREFIX}.self_attn.query_key_value"
-SMALL_UP = f"{p.LAYER_PREFIX}.mlp.up_proj"
-PHI3SMALL = ParamMapping(
-    top_level=(
-        p.TOP_LEVEL[0],
-        *norm_rules("model.final_layernorm", "decoder/final_norm"),
-        p.TOP_LEVEL[-1],
-    ),
-    stacks={
-        "decoder": (
-            *p.PRE_NORMS,
-            MappingRule(f"{SMALL_QKV}.weight", _with_leaf(QKV, "kernel"), FusedQKVPerGroup()),
-            MappingRule(f"{SMALL_QKV}.bias", _with_leaf(QKV, "bias"), FusedQKVPerGroup()),
-            *linear_rules(f"{p.LAYER_PREFIX}.self_attn.dense", "attention/out", input_axes=2),
-            MappingRule(f"{SMALL_UP}.weight", _with_leaf(GATE_UP, "kernel"), Interleaved()),
-            MappingRule(
-                f"{SMALL_UP}.bias", _with_leaf(GATE_UP, "bias"), Interleaved(part=Flatten())
-            ),
-            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
-        )
-    },
-)
+@dataclass(frozen=True, kw_only=True)
+class PhiRope(OneRope):
+    """RoPE whose length in training is a field of its own."""
 
-
-def read_phi3(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a phi3 model."""
-    for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
-        reader.require_value(name, False)
-    for name in ("full_attn_mod", "interpolate_factor"):
-        reader.require_value(name, 1)
-    rope = read_rope(
-        reader, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
-    )
-    heads = dict(
-        **p.read_heads(reader),
-        positions=(rope,),
-        windows=(reader.optional_integer("sliding_window"),),
-    )
-    return p.read_decoder(reader, heads, eps=1e-5)
-
-
-def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A phi3's configuration from ours; its factors need head_dim = model_dim / num_heads."""
-    attention = config.multi_head
-    if not (p.is_rope_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
-        return None
-    rope = p.first_rope(config)
-    fields = {
-        **p.write_sizes(config),
-        "sliding_window": p.first_window(config),
-        "rms_norm_eps": config.norm.eps,
-        **write_rope(rope, fraction_name="partial_rotary_factor"),
-    }
-    if isinstance(rope.scaling, c.LongRope):
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields; factors for long sequences need head_dim = model_dim / num_heads."""
+        fields, attention = super().write(config), config.multi_head
+        if fields is None or not isinstance(scaling := p.first_rope(config).scaling, c.LongRope):
+            return fields
         if attention.head_dim * attention.num_heads != config.model_dim:
             return None
-        fields["original_max_position_embeddings"] = rope.scaling.original_max_length
-        if rope.scaling.attention_factor is None:  # early Phi-3 code supports no other attribute
+        fields["original_max_position_embeddings"] = scaling.original_max_length
+        if scaling.attention_factor is None:  # early Phi-3 code supports no other attribute
             old_fields = ("type", "short_factor", "long_factor")
             fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in old_fields}
-    return fields
+        return fields
+
+    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+        return read_rope(
+            reader, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
+        )
+
+
+PHI3 = LlamaLike(
+    "phi3",
+    "Phi3ForCausalLM",
+    norm=c.RMSNorm(eps=1e-5),
+    attention_rules=(
+        *fused_rules(f"{p.SELF_ATTENTION}.qkv_proj", "attention", p.QKV),
+        *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+    ),
+    windows=OneWindow(default=None),
+    positions=PhiRope(fraction=1.0),
+    branch=Dense(rules=FUSED_GLU),
+    constants={
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False),
+        **dict.fromkeys(("full_attn_mod", "interpolate_factor"), 1),
+    },
+)
+
+
+def _read_two_experts(reader: ConfigReader, name: str, default: int) -> int:
+    reader.require_value(name, default, reason="SparseMixer chooses two experts here")
+    return default
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhimoeRope(OneRope):
+    """RoPE whose factor of attention stands under two names, for short and for long sequences.
+
+    Transformers 5 turns by the short factors whatever the length, the released code by the long
+    ones beyond the context of the training, as here.
+    """
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json."""
+        fields = super().write(config)
+        if fields is None or not isinstance(p.first_rope(config).scaling, c.LongRope):
+            return fields
+        for name in ("rope_scaling", "rope_parameters"):
+            factor = fields[name].pop("attention_factor", None)
+            fields[name] |= {"short_mscale": factor, "long_mscale": factor}
+        return fields
+
+    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+        rope = super()._read_rope(reader)
+        if rope.scaling is None:
+            return rope
+        section = reader.section("rope_scaling") or reader.section("rope_parameters") or reader
+        short, long = (section.number(f"{name}_mscale") for name in ("short", "long"))
+        if not isinstance(rope.scaling, c.LongRope):
+            name = "rope_type" if "rope_type" in section else "type"
+            section.add_problem(name, "expected default or longrope.")
+            return rope
+        if short != long and not section.problems:
+            section.add_problem("long_mscale", f"it must equal short_mscale, {short}.")
+        return replace(rope, scaling=replace(rope.scaling, attention_factor=short))
+
+
+PHIMOE = LlamaLike(
+    "phimoe",
+    "PhimoeForCausalLM",
+    kv_heads=8,
+    norm=c.LayerNorm(),
+    windows=OneWindow(default=None),
+    positions=PhimoeRope(base=1e6, max_length=131_072),
+    biases=(BiasField("attention_bias", p.ALL_BIASES), BiasField("lm_head_bias", HEAD_BIAS)),
+    branch=Experts(
+        moe=replace(MOE, router=c.SparseMixer()),
+        fields=(
+            WIDTH,
+            ACTIVATION,
+            Field("num_local_experts", "num_experts", 16),
+            Field("num_experts_per_tok", "top_k", 2, _read_two_experts),
+            Field("router_jitter_noise", "router.jitter", 0.01),
+        ),
+        rules=MIXTRAL_RULES,
+        unused=("input_jitter_noise",),  # of training
+    ),
+)
+PHI3SMALL = ParamMapping(
+    top_level=top_level_rules("model.embed_tokens", "model.final_layernorm"),
+    stacks={
+        "decoder": (
+            *p.PRE_NORMS,
+            *fused_rules(SMALL_QKV, "attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
+            *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
+            *fused_rules(
+                f"{p.LAYER_PREFIX}.mlp.up_proj",
+                "feed_forward",
+                ("gate", "up"),
+                Interleaved(),
+                Interleaved(part=Flatten()),
+            ),
+            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+        )
+    },
+)
 
 
 def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
@@ -186,7 +235,8 @@ def _read_blocks(reader: ConfigReader, count: int) -> tuple[c.Window, ...]:
 
 
 FAMILIES = (
-    Family("phi3", "Phi3ForCausalLM", read_phi3, write_phi3, PHI3),
+    PHI3.family(),
+    PHIMOE.family(),
     Family(
         "phi3small",
         "Phi3SmallForCausalLM",

@@ -4,35 +4,24 @@ For sequences longer than ``seq_length`` its code also scales RoPE and queries; 
 supported.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from jaxformer import config as c
+from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.option_fields import Field, FieldTable, template
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.transforms import Flatten, Fused, LinearKernel
 
 LAYER = "transformer.h.{layer}"
-QKV = ("attention/query", "attention/key", "attention/value")
-TABLE = ParamMapping(
-    top_level=(
-        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
-        *norm_rules("transformer.ln_f", "decoder/final_norm"),
-        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-    ),
+MAPPING = m.ParamMapping(
+    top_level=m.top_level_rules("transformer.wte", "transformer.ln_f"),
     stacks={
         "decoder": (
-            *norm_rules(f"{LAYER}.ln_1", "pre_attention_norm"),
-            *norm_rules(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
-            MappingRule(f"{LAYER}.attn.c_attn.weight", tuple(f"{x}/kernel" for x in QKV), Fused()),
-            MappingRule(
-                f"{LAYER}.attn.c_attn.bias", tuple(f"{x}/bias" for x in QKV), Fused(part=Flatten())
-            ),
-            *linear_rules(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
-            *linear_rules(f"{LAYER}.mlp.w1", "feed_forward/up"),
-            *linear_rules(f"{LAYER}.mlp.w2", "feed_forward/gate"),
-            *linear_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
+            *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
+            *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", p.QKV),
+            *m.branch_rules(f"{LAYER}.attn", "attention", out="c_proj"),
+            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="w1", gate="w2", down="c_proj"),
         )
     },
 )
@@ -47,58 +36,47 @@ KERNEL_ATTRIBUTES = (
 )
 
 
+TABLE = FieldTable(
+    template=template(c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=2, biases=p.QKV)),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "model_dim"),
+        Field("num_hidden_layers", "num_layers"),
+        Field("num_attention_heads", "attention.num_heads"),
+        Field(
+            "kv_channels",
+            "attention.head_dim",
+            lambda options: options["model_dim"] // max(1, options["attention.num_heads"]),
+        ),
+        Field("no_bias", "feed_forward.bias", True, choices={True: False, False: True}),
+        Field("rotary_emb_base", "attention.positions.base", 10_000.0),
+        Field("rotary_pct", "attention.positions.fraction", 1.0),
+        Field("layer_norm_epsilon", "norm.eps", 1e-6),
+        Field("tie_word_embeddings", "head.tied", False),
+    ),
+    constants={"scale_attn_weights": True},
+    unused=(*LONG_TEXT_ATTRIBUTES, *KERNEL_ATTRIBUTES),
+    written={"use_dynamic_ntk": False, "use_logn_attn": False},
+)
+
+
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a qwen model."""
-    for name in (*LONG_TEXT_ATTRIBUTES, *KERNEL_ATTRIBUTES):
-        reader.get(name)
-    reader.require_value("scale_attn_weights", True)
-    heads = reader.integer("num_attention_heads")
-    bias = not reader.boolean("no_bias", True)
-    width = reader.integer("hidden_size")
     hidden = reader.integer("intermediate_size")
     if hidden % 2:
         reader.add_problem("intermediate_size", "it must be twice the hidden size of the GLU.")
-    return c.TransformerConfig(
-        **p.read_sizes(reader),
-        attention=c.MultiHead(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=reader.integer("kv_channels", width // max(1, heads)),
-            positions=(
-                c.Rope(
-                    base=reader.number("rotary_emb_base", 10_000.0),
-                    fraction=reader.number("rotary_pct", 1.0),
-                ),
-            ),
-            biases=p.ALL_BIASES if bias else ("query", "key", "value"),
-        ),
-        feed_forward=(c.GLU(hidden_dim=max(1, hidden // 2), bias=bias),),
-        norm=c.RMSNorm(eps=reader.number("layer_norm_epsilon", 1e-6)),
-        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
-    )
+    has_biases = not reader.boolean("no_bias", True)
+    options = {
+        "feed_forward.hidden_dim": max(1, hidden // 2),
+        "attention.biases": p.ALL_BIASES if has_biases else p.QKV,
+    }
+    return TABLE.read(reader, options)
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A qwen's configuration from ours, without scaling for long sequences."""
-    attention, branch = config.multi_head, config.feed_forward[0]
-    if not (p.is_rope_decoder(config) and isinstance(branch, c.GLU)):
-        return None
-    rope = p.first_rope(config)
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "kv_channels": attention.head_dim,
-        "intermediate_size": 2 * branch.hidden_dim,
-        "no_bias": not branch.bias,
-        "rotary_emb_base": rope.base,
-        "rotary_pct": rope.fraction,
-        "layer_norm_epsilon": config.norm.eps,
-        "tie_word_embeddings": config.head.tied,
-        "use_dynamic_ntk": False,
-        "use_logn_attn": False,
-    }
+    fields, branch = TABLE.write(config), cast(c.GLU, config.feed_forward[0])
+    return fields and {**fields, "intermediate_size": 2 * branch.hidden_dim}
 
 
 FAMILIES = (
@@ -107,7 +85,7 @@ FAMILIES = (
         "QWenLMHeadModel",
         read,
         write,
-        TABLE,
+        MAPPING,
         in_transformers=False,
         ignored_tensors=(*INV_FREQ_PATTERNS, r".*\.attn\.(masked_)?bias"),
     ),

@@ -7,32 +7,23 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import QwenMoE
-from jaxformer.interop.families.llama_like_family import LlamaLike
-from jaxformer.interop.families.llama_like_options import NORM_RULES, OneRope
-from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.transforms import (
-    ConvolutionKernel,
-    ExpertKernels,
-    Fused,
-    FusedPerGroup,
-    Transform,
+from jaxformer.interop.families.llama_hybrid import LlamaHybrid
+from jaxformer.interop.families.llama_like_experts import (
+    QWEN_RULES,
+    QwenMoE,
+    qwen_experts,
+    stacked_rules,
 )
+from jaxformer.interop.families.llama_like_options import OneRope
+from jaxformer.interop.families.option_fields import Field
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
+from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
 
 PREFIX = f"{p.LAYER_PREFIX}.linear_attn"
 PARTS = ("query", "key", "value")
-KINDS = {"linear_attention": c.LinearAttention, "full_attention": c.MultiHead}
-SIZES = {  # fields of config.json, and their defaults
-    "num_key_heads": ("linear_num_key_heads", 16),
-    "num_heads": ("linear_num_value_heads", 32),
-    "key_dim": ("linear_key_head_dim", 128),
-    "value_dim": ("linear_value_head_dim", 128),
-    "convolution_width": ("linear_conv_kernel_dim", 4),
-}
 
 
 def kernels(*names: str) -> tuple[str, ...]:
@@ -70,20 +61,10 @@ PROJECTIONS = (
 )
 
 
-EXPERTS_PATH = "feed_forward/experts"
-STACKED_EXPERTS = (  # as published; transformers writes a tensor per expert
-    MappingRule(
-        f"{p.LAYER_PREFIX}.mlp.experts.gate_up_proj",
-        (f"{EXPERTS_PATH}/gate/kernel", f"{EXPERTS_PATH}/up/kernel"),
-        Fused(part=ExpertKernels(), axis=1),
-        alternative=True,
-    ),
-    MappingRule(
-        f"{p.LAYER_PREFIX}.mlp.experts.down_proj",
-        f"{EXPERTS_PATH}/down/kernel",
-        ExpertKernels(),
-        alternative=True,
-    ),
+STACKED_EXPERTS = stacked_rules(  # as published; transformers writes a tensor per expert
+    f"{p.LAYER_PREFIX}.mlp.experts.gate_up_proj",
+    f"{p.LAYER_PREFIX}.mlp.experts.down_proj",
+    alternative=True,
 )
 
 
@@ -91,7 +72,7 @@ STACKED_EXPERTS = (  # as published; transformers writes a tensor per expert
 class Qwen35MoE(QwenMoE):
     """Renormalised experts and a shared one in every layer."""
 
-    rules = (*STACKED_EXPERTS, *QwenMoE.rules)
+    rules: tuple[MappingRule, ...] = (*STACKED_EXPERTS, *QWEN_RULES)
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
         """The experts."""
@@ -100,34 +81,18 @@ class Qwen35MoE(QwenMoE):
         reader.require_value("mlp_only_layers", [])
         return super().read(reader, bias=bias)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Sizes of the experts."""
-        fields = super().write(config)
-        unknown = "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step", "intermediate_size"
-        return fields and {name: value for name, value in fields.items() if name not in unknown}
-
 
 @dataclass(frozen=True)
-class QwenHybrid(LlamaLike):
+class QwenHybrid(LlamaHybrid):
     """Gated DeltaNet and gated attention, by ``layer_types``; norms multiply by 1 + weight.
 
     Attributes:
-        projections: Mapping rules of the projections of gated DeltaNet.
         has_image_positions: Whether ``rope_parameters`` splits features over three positions,
             which are equal in text.
     """
 
     _: KW_ONLY
-    projections: tuple[MappingRule, ...] = FUSED_PROJECTIONS
     has_image_positions: bool = False
-
-    def family(self) -> Family:
-        """The family."""
-        delta_net = (replace(x, kind=c.LinearAttention) for x in (*self.projections, *DELTA_NET))
-        attention = (replace(x, kind=c.MultiHead) for x in (*p.GATED_ATTENTION, *p.QK_NORMS))
-        rules = (*NORM_RULES["pre"], *delta_net, *attention, *self.branch.rules)
-        mapping = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": rules})
-        return replace(super().family(), mapping=mapping, attention_type=c.Hybrid)
 
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
@@ -135,49 +100,18 @@ class QwenHybrid(LlamaLike):
         if section is not None and self.has_image_positions:
             for name in ("mrope_section", "mrope_interleaved"):
                 section.get(name)
-        for name in ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-            reader.get(name)  # states are float32; multi-token prediction is left out
-        reader.require_value("attn_output_gate", True)
         reader.require_value("output_gate_type", "swish", "silu")
-        reader.require_value("attention_bias", False)
-        config = super().read(reader)
-        norm = replace(config.norm, scale_offset=1.0)
-        attention = replace(config.multi_head, qk_norm=c.QKNorm(norm=norm))
-        sizes: dict[str, Any] = {name: reader.integer(*field) for name, field in SIZES.items()}
-        delta_net = c.LinearAttention(**sizes, output=c.GatedNorm(norm=config.norm))
-        kinds: dict[str, Any] = {"linear_attention": delta_net, "full_attention": attention}
-        count, interval = config.num_layers, reader.integer("full_attention_interval", 4)
-        types = reader.sequence("layer_types", str)
-        if types is None:
-            names = (*("linear_attention",) * (interval - 1), "full_attention")
-            types = tuple(names[i % len(names)] for i in range(count))
-        if len(types) != count or set(types) != set(kinds):
-            expected = f"expected linear_attention and full_attention for {count} layers."
-            reader.add_problem("layer_types", expected)
-            return config
-        return replace(
-            config,
-            attention=c.Hybrid(kinds=shortest_cycle(tuple(kinds[name] for name in types))),
-            feed_forward=self.branch.read(reader, bias=False),
-            first_layers=(),
-            norm=norm,
-        )
+        return super().read(reader)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Fields of config.json, or None for another model."""
-        layers: list[Any] = [config.layer(i).attention for i in range(config.num_layers)]
-        by_type: dict[str, set[Any]] = {
-            name: {x for x in layers if isinstance(x, kind)} for name, kind in KINDS.items()
-        }
-        if [len(kinds) for kinds in by_type.values()] != [1, 1]:
-            return None
-        delta_net, attention = (next(iter(kinds)) for kinds in by_type.values())
-        fields = super().write(replace(config, attention=attention, first_layers=()))
-        types = [name for x in layers for name, kind in KINDS.items() if isinstance(x, kind)]
-        if fields is None or len(types) != len(layers):
-            return None
-        sizes = {field: getattr(delta_net, name) for name, (field, _) in SIZES.items()}
-        return {**fields, **sizes, "layer_types": types}
+    def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
+        """Gated DeltaNet."""
+        output = c.GatedNorm(norm=replace(config.norm, scale_offset=0.0))
+        return replace(super().read_mixer(reader, config), output=output)
+
+    def default_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+        """Attention in the last of every ``full_attention_interval`` layers."""
+        interval = max(1, reader.integer("full_attention_interval", 4))
+        return tuple((i + 1) % interval == 0 for i in range(num_layers))
 
 
 def with_images(text: Family) -> Family:
@@ -202,22 +136,38 @@ def with_images(text: Family) -> Family:
     )
 
 
+OFFSET_NORM = c.RMSNorm(scale_offset=1.0)
 ATTENTION: dict[str, Any] = dict(
     head_dim=256,
     positions=OneRope(max_length=32_768, fraction=0.25),
-    qk_norm="head",
+    norm=OFFSET_NORM,
+    qk_norm=c.QKNorm(norm=OFFSET_NORM),
+    attention_rules=p.GATED_ATTENTION,
+    mixer_fields=(
+        Field("linear_num_key_heads", "num_key_heads", 16),
+        Field("linear_num_value_heads", "num_heads", 32),
+        Field("linear_key_head_dim", "key_dim", 128),
+        Field("linear_value_head_dim", "value_dim", 128),
+        Field("linear_conv_kernel_dim", "convolution_width", 4),
+    ),
+    constants={"attn_output_gate": True, "attention_bias": False},
+    # States are float32; multi-token prediction is left out.
+    unused=("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     output_gate=c.OutputGate(),
     ignored_tensors=(r"mtp\..*",),  # multi-token prediction, which transformers ignores too
 )
 EXPERTS: dict[str, Any] = dict(width=512, dense_width=512, shared_width=512, renormalise=True)
-TEXT: dict[str, Any] = dict(projections=PROJECTIONS, has_image_positions=True, **ATTENTION)
+TEXT: dict[str, Any] = dict(
+    mixer_rules=(*PROJECTIONS, *DELTA_NET), has_image_positions=True, **ATTENTION
+)
 QWEN_3_5 = (
     QwenHybrid("qwen3_5_text", "Qwen3_5ForCausalLM", kv_heads=4, **TEXT).family(),
     QwenHybrid(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
         kv_heads=2,
-        branch=Qwen35MoE(num_experts=256, top_k=8, **EXPERTS),
+        branch=Qwen35MoE(**qwen_experts(256, 8, **EXPERTS)),
+        not_written=("norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"),
         **TEXT,
     ).family(),
 )
@@ -226,7 +176,8 @@ FAMILIES = (
         "qwen3_next",
         "Qwen3NextForCausalLM",
         kv_heads=2,
-        branch=QwenMoE(num_experts=512, top_k=10, **EXPERTS | {"dense_width": 5632}),
+        mixer_rules=(*FUSED_PROJECTIONS, *DELTA_NET),
+        branch=QwenMoE(**qwen_experts(512, 10, **EXPERTS | {"dense_width": 5632})),
         **ATTENTION,
     ).family(),
     *QWEN_3_5,

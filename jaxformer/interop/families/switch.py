@@ -14,20 +14,27 @@ from jaxformer.interop.transforms import LinearKernel
 
 # Settings of training, and one that the released code reads and never uses.
 WITHOUT_EFFECT = ("router_z_loss_coef", "add_router_probs", "router_ignore_padding_tokens")
+CONSTANTS = {
+    "is_gated_act": False,
+    "router_dtype": "float32",
+    "router_type": "tokens_masked",
+    "batch_prioritized_routing": False,
+    "num_selected_experts": 1,
+}
 
 
 def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
     """Mapping rules of the feed-forward branch, with experts or without."""
     rules = list(norm_rules(f"{theirs}.layer_norm", "pre_feed_forward_norm"))
     for ours, name in (("up", "wi"), ("down", "wo")):
-        rules += linear_rules(f"{theirs}.mlp.{name}", f"feed_forward/{ours}", bias=False)
+        rules += linear_rules(f"{theirs}.mlp.{name}", f"feed_forward/{ours}")
         expert = f"{theirs}.mlp.experts.expert_{{expert}}.{name}.weight"
         rules.append(MappingRule(expert, f"feed_forward/experts/{ours}/kernel", LinearKernel()))
     return (*rules, *linear_rules(f"{theirs}.mlp.router.classifier", "feed_forward/router"))
 
 
 TABLE = ParamMapping(
-    top_level=t5.TABLE.top_level,
+    top_level=t5.MAPPING.top_level,
     stacks={
         "encoder": (*t5.ENCODER_ATTENTION, *feed_forward_rules(f"{t5.ENCODER}.1")),
         "decoder": (*t5.DECODER_ATTENTION, *feed_forward_rules(f"{t5.DECODER}.2")),
@@ -39,17 +46,18 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a switch_transformers model."""
     for name in WITHOUT_EFFECT:
         reader.get(name)
-    reader.require_value("is_gated_act", False)
-    reader.require_value("router_dtype", "float32")
-    reader.require_value("router_type", "tokens_masked")
-    reader.require_value("batch_prioritized_routing", False)
-    reader.require_value("num_selected_experts", 1)
+    for name, value in CONSTANTS.items():
+        reader.require_value(name, value)
     word = reader.get("dense_act_fn", "relu")
     reader.require_value("feed_forward_proj", word, reason="it repeats dense_act_fn")
-    dense = c.MLP(
-        hidden_dim=reader.integer("d_ff"),
-        activation=reader.choice("dense_act_fn", "relu", HF_ACTIVATIONS),
-    )
+    reason = "without it, transformers has an embedding for each stack"
+    reader.require_value("tie_word_embeddings", True, reason=reason)
+    options = {
+        "feed_forward.activation": reader.choice("dense_act_fn", "relu", HF_ACTIVATIONS),
+        "head.multiplier": reader.positive_integer("d_model") ** -0.5,
+    }
+    config = t5.TABLE.read(reader, options)
+    dense: Any = config.feed_forward[0]
     moe = c.MoE(
         expert=dense,
         num_experts=reader.integer("num_experts", 8),
@@ -60,10 +68,6 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
             capacity=reader.integer("expert_capacity", 64),
         ),
     )
-    reason = "without it, transformers has an embedding for each stack"
-    reader.require_value("tie_word_embeddings", True, reason=reason)
-    head = c.LMHead(tied=True, multiplier=reader.positive_integer("d_model") ** -0.5)
-    config = t5.read_model(reader, head, dense)
     encoder, decoder = (
         _read_pattern(reader, stack, num_layers, dense, moe)
         for stack, (_, num_layers) in config.stacks.items()
@@ -110,7 +114,8 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     if len(experts) != 1 or not isinstance(expert := experts[0].expert, c.MLP):
         return None
     (moe,) = experts
-    fields = t5.write_model(config, expert)
+    topology = replace(config.topology, feed_forward=None)
+    fields = t5.TABLE.write(replace(config, feed_forward=(expert,), topology=topology))
     return fields and {
         **fields,
         **steps,

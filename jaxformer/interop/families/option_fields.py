@@ -1,0 +1,168 @@
+"""Fields of config.json with one option each: a row of a table is read and written."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from jaxformer import config as c
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+
+T = TypeVar("T")
+
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+POSITIVE_INTEGER = ConfigReader.positive_integer
+READERS: Mapping[type, Callable[[ConfigReader, str, Any], Any]] = {
+    type(None): ConfigReader.integer,
+    int: ConfigReader.integer,
+    float: ConfigReader.number,
+    bool: ConfigReader.boolean,
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of config.json and the option that it sets.
+
+    Attributes:
+        name: The field.
+        option: Path of the option in the configuration, such as "norm.eps"; of a cycle over layers
+            it is that of the first.
+        default: Value if the file lacks the field, of its type, or a function that gives it from
+            the options read before; None is an integer that the file must have.
+        read: How to read the field, if not by the type of its default.
+        choices: Option of each value of the field; None takes the value itself, and of a string
+            the activation with that name.
+        alias: Name of the field in some files, after which `name` is looked for.
+    """
+
+    name: str
+    option: str
+    default: Any = None
+    read: Callable[[ConfigReader, str, Any], Any] | None = None
+    choices: Mapping[Any, Any] | None = None
+    alias: str | None = None
+
+    def read_option(self, reader: ConfigReader, options: Mapping[str, Any]) -> Any:
+        """Read the option; `options` are those of the fields before."""
+        default = self.default(options) if callable(self.default) else self.default
+        if isinstance(default, str):
+            return reader.choice(self.name, default, self.choices or HF_ACTIVATIONS)
+        read = READERS[type(default)] if self.read is None else self.read
+        if self.alias is not None and default is not None:
+            default = read(reader, self.alias, default)
+        value = read(reader, self.name, default)
+        return value if self.choices is None else self.choices[value]
+
+    def write_option(self, value: Any) -> Any:
+        """Return the value of the field for an option; the default if no choice has it."""
+        if self.choices is not None:
+            names = (name for name, choice in self.choices.items() if choice == value)
+            return next(names, self.default)
+        return hf_activation_name(value) if isinstance(self.default, str) else value
+
+
+def four_widths(options: Mapping[str, Any]) -> int:
+    """Four times the width of the model, the usual width of a network without a gate."""
+    return int(4 * options["model_dim"])
+
+
+def read_options(reader: ConfigReader, fields: Iterable[Field]) -> dict[str, Any]:
+    """Read the options of the fields, by path."""
+    options = dict[str, Any]()
+    for row in fields:
+        options[row.option] = row.read_option(reader, options)
+    return options
+
+
+def with_options(parent: T, options: Mapping[str, Any]) -> T:
+    """Replace options of a dataclass, by path; a cycle over layers gets one entry."""
+    changes, inner = dict[str, Any](), dict[str, dict[str, Any]]()
+    for path, value in options.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            changes[name] = value
+    for name, parts in inner.items():
+        child = getattr(parent, name)
+        is_cycle = isinstance(child, tuple)
+        changed = with_options(child[0] if is_cycle else child, parts)
+        changes[name] = (changed,) if is_cycle else changed
+    return replace(parent, **changes)  # type: ignore[type-var]
+
+
+def write_options(parent: Any, fields: Iterable[Field]) -> dict[str, Any]:
+    """Return the fields of a configuration, or of a part of one."""
+    return {row.name: row.write_option(_option(parent, row)) for row in fields}
+
+
+def _option(parent: Any, row: Field) -> Any:
+    *path, name = row.option.split(".")
+    for part in path:
+        child = getattr(parent, part)
+        parent = child[0] if isinstance(child, tuple) else child
+    option = getattr(parent, name)
+    if isinstance(parent, c.MultiHead) and name == "scale" and option is None and not row.choices:
+        return parent.head_dim**-0.5
+    return option
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldTable:
+    """A family as one of its configurations and the fields that set the options of the others.
+
+    Attributes:
+        template: A configuration of the family, with any sizes.
+        fields: Fields that set options. Without fields for them, there are as many key-value heads
+            as heads, heads are model_dim / num_heads wide, and networks 4 * model_dim.
+        constants: Fields that must be absent, null, or this value.
+        unused: Fields without effect.
+        written: Fields that are written beside the others.
+    """
+
+    template: c.TransformerConfig
+    fields: tuple[Field, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, reader: ConfigReader, more: Mapping[str, Any] = EMPTY) -> c.TransformerConfig:
+        """Read config.json; `more` are options by path, besides those of the fields."""
+        for name, value in self.constants.items():
+            reader.require_value(name, value)
+        for name in self.unused:
+            reader.get(name)
+        options = read_options(reader, self.fields)
+        heads = options["attention.num_heads"]
+        width = max(1, options["model_dim"] // max(1, heads))
+        defaults = {
+            "attention.num_kv_heads": heads,
+            "attention.head_dim": width,
+            "feed_forward.hidden_dim": four_widths(options),
+        }
+        return with_options(self.template, {**defaults, **options, **more})
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """Fields of config.json, or None for a model without the parts of the template."""
+        pairs = zip(_parts(self.template), _parts(config), strict=True)
+        if any(part is not None and type(part) is not type(actual) for part, actual in pairs):
+            return None
+        return {**write_options(config, self.fields), **self.written}
+
+
+def _parts(config: c.TransformerConfig) -> tuple[Any, ...]:
+    embedding, positions = config.embedding, config.attention.positions[0]
+    return config.topology, config.feed_forward[0], embedding.positions, embedding.norm, positions
+
+
+def template(
+    attention: c.MultiHead | None = None, branch: c.FeedForward | None = None, **fields: Any
+) -> c.TransformerConfig:
+    """A configuration with small sizes: Llama's, or with these options."""
+    sizes: dict[str, Any] = {"vocab_size": 1, "model_dim": 4, "num_layers": 1}
+    attention = attention or c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=2)
+    branches = (branch or c.GLU(hidden_dim=1),)
+    return c.TransformerConfig(**sizes, attention=attention, feed_forward=branches, **fields)
