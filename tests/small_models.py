@@ -25,7 +25,9 @@ from jaxformer.config import (
     OutputGate,
     QKNorm,
     QueryScaling,
+    RMSNorm,
     Rope,
+    Router,
     SharedExpert,
     SharedKV,
     SlopeDecay,
@@ -53,7 +55,7 @@ def random_tree(shapes, size=0.35):
         if name in ("kernel", "embedding"):
             noise *= size
         else:
-            noise = 0.2 * noise + (name == "scale")
+            noise = 0.2 * noise + name.endswith(("scale", "scalar"))
         return jax.device_put(noise.astype(x.dtype))  # `jnp.asarray` compiles
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
@@ -106,7 +108,11 @@ def rounding_error(run, params, tokens, draws=4):
 TINY_LLAMA = zoo.get(
     "llama-2-70b"
 ).tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
+TINY_GEMMA = zoo.get("gemma-4-26b-a4b").tiny()
 LLAMA_VARIANTS = {
+    "gemma 4": replace(  # one layer of each kind
+        TINY_GEMMA, num_layers=2, attention=Hybrid(kinds=TINY_GEMMA.attention.kinds[-2:])
+    ),
     "norms of heads": replace(
         TINY_LLAMA, attention=replace(TINY_LLAMA.attention, qk_norm=QKNorm())
     ),
@@ -145,6 +151,18 @@ LLAMA_VARIANTS = {
                 expert=GLU(hidden_dim=24),
                 num_experts=4,
                 shared=SharedExpert(expert=GLU(hidden_dim=40, bias=True), gated=True),
+            ),
+        ),
+    ),
+    "norms of experts": replace(
+        TINY_LLAMA,
+        feed_forward=(
+            MoE(
+                expert=GLU(hidden_dim=24),
+                num_experts=4,
+                router=Router(norm=RMSNorm(), expert_scale=True),
+                shared=SharedExpert(expert=GLU(hidden_dim=40)),
+                norm=RMSNorm(),
             ),
         ),
     ),

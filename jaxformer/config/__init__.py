@@ -70,6 +70,7 @@ from jaxformer.config.rope_scaling import LinearScaling as LinearScaling
 from jaxformer.config.rope_scaling import Llama3Scaling as Llama3Scaling
 from jaxformer.config.rope_scaling import LongRope as LongRope
 from jaxformer.config.rope_scaling import NTKScaling as NTKScaling
+from jaxformer.config.rope_scaling import PRope as PRope
 from jaxformer.config.rope_scaling import RopeScaling as RopeScaling
 from jaxformer.config.rope_scaling import Yarn as Yarn
 from jaxformer.config.serialization import from_json as from_json

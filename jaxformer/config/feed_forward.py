@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.config.norms import Norm
 from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
@@ -36,6 +37,11 @@ class FeedForward(Option, protocol=True):
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
     flops = unimplemented_method("flops", "costs")
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether it has norms of its own in place of the layer's norm before it."""
+        return False
 
     @property
     def has_hidden_dropout(self) -> bool:
@@ -196,7 +202,7 @@ class Router:
 
         scores = score(x @ kernel + bias)
         choice = top_k of (scores + selection_bias), in the groups that are kept
-        weights = scale * scores[choice] / sum(scores[choice])
+        weights = scale * scores[choice] / sum(scores[choice]) * expert_scale[choice]
 
     Attributes:
         score: Scores of the logits: "softmax" over the experts, or "sigmoid" of each.
@@ -207,6 +213,9 @@ class Router:
         groups: Groups of experts; None chooses from all.
         renormalise: Whether the scores of the choice are divided by their sum.
         scale: Multiplies the weights.
+        expert_scale: Whether a learned scale of each expert multiplies its weights (Gemma 4).
+        norm: Norm of what the router reads, which is then divided by the root of the model width:
+            x becomes norm(x) * model_dim ** -0.5 (Gemma 4). None reads x as it is.
         capacity: Tokens of a row that an expert accepts, in order, whatever they are; later ones
             skip it. Each call counts from zero, so steps of decoding drop none. None accepts all.
     """
@@ -217,6 +226,8 @@ class Router:
     groups: ExpertGroups | None = None
     renormalise: bool = True
     scale: float = 1.0
+    expert_scale: bool = False
+    norm: Norm | None = None
     capacity: int | None = None
 
     def __post_init__(self):
@@ -259,8 +270,8 @@ class SparseMixer:
 
     # What it has of the fields of `Router`.
     score = "softmax"  # of the load-balancing loss
-    bias = selection_bias = renormalise = False
-    groups = capacity = None
+    bias = selection_bias = renormalise = expert_scale = False
+    groups = norm = capacity = None
     scale = 1.0
 
     def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
@@ -316,6 +327,10 @@ class ExpertLatent:
 class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
+    With a `norm`, the router reads the stream x, and each part has norms of its own (Gemma 4):
+
+        y = post_experts(experts(pre_experts(x))) + post_shared(shared(pre_shared(x)))
+
     Attributes:
         expert: The network of each expert.
         num_experts: Number of experts.
@@ -323,6 +338,8 @@ class MoE(FeedForward):
         router: How experts are chosen and weighed: `Router` or `SparseMixer`.
         shared: An expert that every token meets; None has none.
         latent: Latent that the experts read and write; None is the model width.
+        norm: Norm before and after the chosen experts and before and after the shared one. The
+            layer's norm before the feed-forward network is then left out, not one after it.
     """
 
     expert: MLP | GLU | ClampedGEGLU
@@ -331,6 +348,7 @@ class MoE(FeedForward):
     router: Router | SparseMixer = Router()
     shared: SharedExpert | None = None
     latent: ExpertLatent | None = None
+    norm: Norm | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -358,6 +376,11 @@ class MoE(FeedForward):
             )
 
     is_moe = True
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether `norm` is given."""
+        return self.norm is not None
 
     def expert_model_dim(self, model_dim: int) -> int:
         """Width of the vectors that the experts read and write."""

@@ -84,6 +84,8 @@ class TransformerConfig:
         residual: How a branch's output joins the residual stream; None is their sum.
         residual_multiplier: Multiplies the output of each branch, after its norm: the stream
             becomes x + residual_multiplier * branch(x) (Granite).
+        layer_scalar: Whether a learned scalar multiplies the stream at the end of each layer
+            (Gemma 4).
         embedding: Token embedding.
         head: LM head.
         dropout: Dropout rates in training.
@@ -122,6 +124,7 @@ class TransformerConfig:
     final_norm: bool = True
     residual: Residual | None = None
     residual_multiplier: float = 1.0
+    layer_scalar: bool = False
     embedding: Embedding = Embedding()
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()

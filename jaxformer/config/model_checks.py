@@ -106,6 +106,10 @@ def check_branches(config: Any) -> None:
             num_branches == 2 or config.block == "serial",
             f"A layer with one branch needs the serial block; got {config.block!r}.",
         )
+        require(
+            not option.has_norms or config.block == "serial",
+            f"MoE.norm needs the serial block; got {config.block!r}.",
+        )
 
 
 def check_masked_ids(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""RoPE scaling options for contexts longer than in training."""
+"""RoPE scaling options: how frequencies change for contexts longer than in training; p-RoPE."""
 
 from dataclasses import dataclass
 
@@ -255,6 +255,27 @@ class LongRope(Scaling):
         return length == self.original_max_length + 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class PRope(Scaling):
+    """p-RoPE: only the fastest frequencies of a head rotate; the other pairs have no position.
+
+    Attributes:
+        fraction: Fraction of the frequencies that is kept.
+    """
+
+    fraction: float
+
+    def __post_init__(self):
+        check_fields(self)
+        require(0 < self.fraction <= 1, f"PRope.fraction must be in (0, 1]; got {self.fraction}.")
+
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the truncated frequencies: `F.rope_truncate`."""
+        return F.rope_truncate(frequencies, fraction=self.fraction)
+
+
 def _check_attention_factor(scaling: Yarn | LongRope) -> None:
     """Check that products of queries and keys, both multiplied by the factor, are finite."""
     factor = scaling.attention_factor
@@ -265,4 +286,4 @@ def _check_attention_factor(scaling: Yarn | LongRope) -> None:
     )
 
 
-RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope
+RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope | PRope

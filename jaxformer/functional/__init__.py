@@ -144,6 +144,7 @@ from jaxformer.functional.rope_scaling import rope_scale_llama3 as rope_scale_ll
 from jaxformer.functional.rope_scaling import rope_scale_longrope as rope_scale_longrope
 from jaxformer.functional.rope_scaling import rope_scale_ntk as rope_scale_ntk
 from jaxformer.functional.rope_scaling import rope_scale_yarn as rope_scale_yarn
+from jaxformer.functional.rope_scaling import rope_truncate as rope_truncate
 from jaxformer.functional.rope_scaling import yarn_attention_factor as yarn_attention_factor
 from jaxformer.functional.sampling import keep_min_p as keep_min_p
 from jaxformer.functional.sampling import keep_top_k as keep_top_k

@@ -1,6 +1,6 @@
 """RoPE scaling for long contexts: each method maps frequencies to scaled frequencies.
 
-All lower the frequencies, so that long contexts have phases seen in training; they differ in which
+All lower frequencies, so that long contexts have phases seen in training; they differ in which
 frequencies they lower. ``factor`` is the ratio of the extended to the original context length.
 """
 
@@ -275,3 +275,27 @@ def longrope_attention_factor(max_length: int | float, original_max_length: int)
     """
     growth = max(max_length / original_max_length, 1.0)
     return math.sqrt(1 + math.log(growth) / math.log(original_max_length))
+
+
+@typechecked
+def rope_truncate(frequencies: Float[Array, " C"], *, fraction: float) -> Float[Array, " C"]:
+    """p-RoPE: keep the fastest frequencies, and replace the others by 0, which rotates nothing.
+
+        frequencies[j] if j < floor(fraction * C) else 0
+
+    The features of the other pairs carry no position, however long the context. Unlike in
+    `config.Rope.fraction`, the frequencies that are kept are those of the whole head.
+
+    Args:
+        frequencies: One per feature pair, the fastest first.
+        fraction: Fraction p of the frequencies that is kept; 0.25 in Gemma 4.
+
+    Returns:
+        The truncated frequencies.
+
+    References:
+        Barbero et al., Round and Round We Go! What makes Rotary Positional Encodings useful?, 2024.
+        arXiv:2410.06205, section 6
+    """
+    count = int(fraction * frequencies.shape[0])
+    return frequencies.at[count:].set(0)

@@ -133,10 +133,12 @@ def _attribute(
     def part(x: Array, direction: Array = direction) -> Array:
         return jnp.sum(x * direction, axis=-1)
 
+    scalars = jnp.stack([layer.get("layer_scalar", jnp.ones(1))[0] for layer in layers])
+    factors = jnp.cumprod(scalars[::-1])[::-1]  # of what enters the stream in each layer
     branches = {
         name: jnp.stack(
             [
-                part(values[name][i]) if i in values[name] else jnp.zeros(tokens.shape)
+                factors[i] * part(values[name][i]) if i in values[name] else jnp.zeros(tokens.shape)
                 for i in range(len(layers))
             ]
         )
@@ -146,14 +148,16 @@ def _attribute(
     heads = [jnp.zeros((*tokens.shape, 0))] * len(layers)
     for i in values.get("heads", {}) if "attention" in values else ():
         placement = config.layer(i).norm_placement
-        heads[i] = _head_parts(config, placement, layers[i], values["heads"][i], direction)
+        onward = factors[i] * direction
+        heads[i] = _head_parts(config, placement, layers[i], values["heads"][i], onward)
     most = max(x.shape[-1] for x in heads)
     padded = jnp.stack(
         [jnp.pad(x, [*[(0, 0)] * tokens.ndim, (0, most - x.shape[-1])]) for x in heads]
     )
     if "attention" in branches:
         branches["attention"] -= jnp.sum(padded, axis=-1)
-    return LogitAttribution(part(values["embeddings"][None]), padded, branches, bias, logit(normed))
+    embeddings = factors[0] * part(values["embeddings"][None])
+    return LogitAttribution(embeddings, padded, branches, bias, logit(normed))
 
 
 def _head_parts(

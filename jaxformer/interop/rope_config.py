@@ -47,7 +47,9 @@ def read_rope(
     if old is not None and new is not None:
         _mark_read(new)
     base = reader.number(base_name, base)
-    if fraction is None:
+    if fraction is None and section.get("rope_type", section.get("type")) == "proportional":
+        rotated_fraction = 1.0  # the file's fraction is that of the frequencies
+    elif fraction is None:
         reader.require_value(fraction_name, 1, reason="this family rotates whole heads")
         section.require_value("partial_rotary_factor", 1, reason="this family rotates whole heads")
         rotated_fraction = 1.0
@@ -103,6 +105,8 @@ def read_rope_section(
             "original_max_position_embeddings", f"must be positive; got {original}."
         )
         original = 1
+    if kind == "proportional" and fraction < 1:
+        section.add_problem("rope_type", "this family rotates a fraction of each head.")
     return c.Rope(
         base=section.number("rope_theta", base),
         fraction=fraction,
@@ -178,6 +182,8 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
                 "original_max_position_embeddings": s.original_max_length,
             }
             lengths["max_position_embeddings"] = s.max_length
+        case c.PRope(fraction=fraction):
+            section |= {"rope_type": "proportional", "partial_rotary_factor": fraction}
         case c.NTKScaling():
             section["rope_type"] = "ntk"  # not in transformers: reading it back is an error
     if isinstance(scaling, c.Yarn | c.LongRope) and scaling.attention_factor is not None:
@@ -207,9 +213,12 @@ def _scaling(
             return _yarn(section, max_length, original)
         case "longrope" | "su":
             return _longrope(section, max_length, original)
+        case "proportional":
+            section.require_value("factor", 1)
+            return c.PRope(fraction=section.number("partial_rotary_factor", 1.0))
     section.add_problem(
         "rope_type" if "rope_type" in section else "type",
-        "expected one of default, linear, dynamic, llama3, yarn, longrope.",
+        "expected one of default, linear, dynamic, llama3, yarn, longrope, proportional.",
     )
     return None
 

@@ -19,6 +19,7 @@ from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.residual import ResidualConnection
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
@@ -48,7 +49,7 @@ class Block(nn.Module):
     with norms by `norm_placement`: before a branch ("pre"), after the sum ("post"), before and
     after a branch ("sandwich"), or after a branch only ("res_post"). With "post", parallel branches
     that have separate norms are added one by one, each sum followed by its norm. With a
-    `residual_multiplier` m, x + m * attention(x) and so on.
+    `residual_multiplier` m, x + m * attention(x) and so on. A `layer_scalar` multiplies the result.
     """
 
     config: c.TransformerConfig
@@ -100,6 +101,12 @@ class Block(nn.Module):
         attend = partial(attention, inputs=inputs, cache_update=cache_update)
         method = getattr(self, cfg.block)
         x, self_cache = method(x, attend, branches, self_cache)
+        if cfg.layer_scalar:
+            ones = nn.initializers.ones
+            scalar = sharded_parameter(
+                self, "layer_scalar", ones, (1,), "features", self.runtime, dtype=x.dtype
+            )
+            x = x * scalar[0]
         x = sow_and_perturb(self, "residual_stream", x)
         return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
 
@@ -190,7 +197,9 @@ class Block(nn.Module):
         return self.add_residual(x, y, "norm"), cache
 
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
-        """Norm before a branch, if norms stand there."""
+        """Norm before a branch, if norms stand there and the branch has none of its own."""
+        if norm == "feed_forward_norm" and self.layer_config.feed_forward.has_norms:
+            return x
         if self.layer_config.norm_placement in ("pre", "sandwich"):
             return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
         return x

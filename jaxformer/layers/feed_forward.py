@@ -15,6 +15,7 @@ from jaxformer.config.feed_forward import DenseFeedForward
 from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.lora import low_rank_parameters
+from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
@@ -80,9 +81,10 @@ class FeedForward(nn.Module):
     def moe(self, x: Float[Array, "*batch T D"], option: c.MoE) -> Float[Array, "..."]:
         """Mixture of experts with a float32 router, and a shared expert if there is one."""
         tensor = self.runtime.mesh_axes.tensor
-        shared_x = F.copy_to_tensor_parallel(x.astype(self.runtime.dtype), tensor)
+        expert_x = self.apply_norm("pre_experts_norm", option.norm, x)
+        expert_x = F.copy_to_tensor_parallel(expert_x.astype(self.runtime.dtype), tensor)
         output = F.mixture_of_experts(
-            shared_x if option.latent is None else self.to_latent(shared_x, option.latent),
+            expert_x if option.latent is None else self.to_latent(expert_x, option.latent),
             self.route(x, option),
             GroupedExperts(self.config, option, self.runtime, name="experts"),
             num_experts=option.num_experts,
@@ -91,10 +93,26 @@ class FeedForward(nn.Module):
         )
         if option.latent is not None:
             output = self.from_latent(output, option.latent)
+        output = self.normalise_sum("post_experts_norm", option.norm, output)
         if option.shared is not None:
-            output = output + self.shared_expert(x, option.shared)
+            shared_x = self.apply_norm("pre_shared_norm", option.norm, x)
+            shared = self.shared_expert(shared_x, option.shared)
+            output = output + self.normalise_sum("post_shared_norm", option.norm, shared)
             output = output / 2 if option.shared.combination == "average" else output
-        return output if self.keep_partial_sums else F.reduce_from_tensor_parallel(output, tensor)
+        if self.keep_partial_sums or option.norm is not None:
+            return output
+        return F.reduce_from_tensor_parallel(output, tensor)
+
+    def apply_norm(self, name: str, norm: c.Norm | None, x: Float[Array, "*batch T D"]) -> Array:
+        """Apply a norm of this name; unchanged if it is None."""
+        return x if norm is None else Norm(norm, self.runtime, name=name)(x)
+
+    def normalise_sum(self, name: str, norm: c.Norm | None, x: Float[Array, "*batch T D"]) -> Array:
+        """Add partial sums up and apply a norm of this name; unchanged if it is None."""
+        if norm is None:
+            return x
+        x = F.reduce_from_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        return self.apply_norm(name, norm, x)
 
     def to_latent(
         self, x: Float[Array, "*batch T D"], latent: c.ExpertLatent
@@ -141,6 +159,9 @@ class FeedForward(nn.Module):
                 f"Router.capacity={router.capacity} counts the tokens of whole rows, which cannot "
                 f"be sharded; got the context axis {runtime.mesh_axes.context!r}."
             )
+        if router.norm is not None:
+            x = self.apply_norm("router_norm", router.norm, x.astype(jnp.float32))
+            x *= self.config.model_dim**-0.5
         logits = Linear(
             (option.num_experts,),
             self.config.initialisation.projection,
@@ -160,6 +181,10 @@ class FeedForward(nn.Module):
                 runtime,
             )
         routing = router.route(logits, top_k=option.top_k, selection_bias=selection_bias)
+        if router.expert_scale:
+            ones, shape = nn.initializers.ones, (option.num_experts,)
+            scale = sharded_parameter(self, "expert_scale", ones, shape, "features", runtime)
+            routing = routing._replace(weights=routing.weights * scale[routing.expert_ids])
         if not self.is_initializing():  # `init` returns only parameters
             self.sow("router", "logits", logits)
             self.sow("router", "expert_ids", routing.expert_ids)

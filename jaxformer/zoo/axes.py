@@ -128,8 +128,9 @@ def _position(config: c.TransformerConfig) -> str:
 
 
 def _window(config: c.TransformerConfig) -> str:
-    kinds = [kind for kind in attending_kinds(config) if kind.has_scores]
-    windows = [window for kind in kinds for window in kind.windows]
+    kinds = config.attention_kinds
+    attends = [any(part.has_scores for part in kind.parts) for kind in kinds]
+    windows = [x for i, x in enumerate(config.attention.windows) if attends[i % len(kinds)]]
     count = sum(window is not None for window in windows)
     if windows and count == len(windows):
         return "in every layer"
@@ -196,6 +197,7 @@ def _router(config: c.TransformerConfig) -> str | None:
         "groups": router.groups is not None,
         "renormalised": router.renormalise,
         "scaled": router.scale != 1,
+        "scaled by expert": router.expert_scale,
         "limited capacity": router.capacity is not None,
     }
     return ", ".join([router.score, *(name for name, has_it in parts.items() if has_it)])

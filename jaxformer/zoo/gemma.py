@@ -1,6 +1,8 @@
-"""Gemma 2 and 3: pre- and post-norms, GeGLU, alternating local and global attention."""
+"""Gemma 2, 3 and 4: pre- and post-norms, GeGLU, alternating local and global attention."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from jaxformer import config as c
 
@@ -9,7 +11,7 @@ LOCAL_LAYERS_PER_GLOBAL = 5
 
 
 def gemma(
-    attention: c.MultiHead,
+    attention: c.MultiHead | c.Hybrid,
     *,
     vocab_size: int,
     model_dim: int,
@@ -17,7 +19,7 @@ def gemma(
     hidden_dim: int,
     softcap: float | None = None,
 ) -> c.TransformerConfig:
-    """Common part of Gemma 2 and 3: scaled embeddings, tied head, norms stored as scale - 1."""
+    """Common part of all: scaled embeddings, tied head, norms stored as scale - 1."""
     return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
@@ -103,6 +105,61 @@ def gemma_3(
     )
 
 
+def gemma_4(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_global_kv_heads: int,
+    hidden_dim: int,
+    expert_dim: int | None = None,
+) -> c.TransformerConfig:
+    """Gemma 4: global layers have fewer and wider heads, keys that are values too, and p-RoPE.
+
+    Queries, keys and values are normalised and scores have no scale; norms multiply by their scale;
+    a scalar multiplies the stream after each layer. With an `expert_dim`, 8 of 128 experts of this
+    width stand beside the dense network.
+
+    References:
+        Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
+    """
+    norm = c.RMSNorm(eps=1e-6)
+    common: dict[str, Any] = {
+        "num_heads": num_heads,
+        "scale": 1.0,
+        "qk_norm": c.QKNorm(norm=norm),
+        "value_norm": replace(norm, parameters="none"),
+    }
+    local_layer = c.MultiHead(num_kv_heads=num_kv_heads, head_dim=256, windows=(1024,), **common)
+    global_layer = c.SharedKV(
+        num_kv_heads=num_global_kv_heads,
+        head_dim=512,
+        positions=(c.Rope(base=1_000_000.0, scaling=c.PRope(fraction=0.25)),),
+        **common,
+    )
+    body = gemma(
+        c.Hybrid(kinds=(*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer)),
+        vocab_size=262_144,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        hidden_dim=hidden_dim,
+        softcap=30.0,
+    )
+    body = replace(body, norm=norm, layer_scalar=True)
+    if expert_dim is None:
+        return body
+    experts = c.MoE(
+        expert=c.GLU(hidden_dim=expert_dim, activation="gelu_tanh"),
+        num_experts=128,
+        top_k=8,
+        router=c.Router(norm=norm, expert_scale=True),
+        shared=c.SharedExpert(expert=c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")),
+        norm=norm,
+    )
+    return replace(body, feed_forward=(experts,))
+
+
 PRESETS = {
     "gemma-2-2b": gemma_2(
         model_dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, hidden_dim=9216
@@ -142,4 +199,22 @@ PRESETS = {
         window=1024,
         rope_scaling_factor=8.0,
     ),
+    "gemma-4-31b": gemma_4(
+        model_dim=5376,
+        num_layers=60,
+        num_heads=32,
+        num_kv_heads=16,
+        num_global_kv_heads=4,
+        hidden_dim=21_504,
+    ),
+    "gemma-4-26b-a4b": gemma_4(
+        model_dim=2816,
+        num_layers=30,
+        num_heads=16,
+        num_kv_heads=8,
+        num_global_kv_heads=2,
+        hidden_dim=2112,
+        expert_dim=704,
+    ),
 }
+YEARS = {"gemma-4-31b": 2026, "gemma-4-26b-a4b": 2026}

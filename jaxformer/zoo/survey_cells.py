@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxformer import config as c
-from jaxformer.checks import require
 from jaxformer.config.topology import Topology
 
 PositionCell = (
@@ -14,7 +13,6 @@ PositionCell = (
 )
 ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU"]
 TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm", "p-Rope"]
-WITHOUT_OPTION = ("p-Rope",)  # cells that no configuration has
 
 MLP_ACTIVATION_CELLS: dict[str, ActivationCell] = {
     "relu": "ReLU",
@@ -74,6 +72,10 @@ def cells_from_config(config: c.TransformerConfig, *, edition: int = 2025) -> Su
         tricks.append("Logit soft capping")
     if set(config.norm_placements) == {"sandwich"}:
         tricks.append("Pre+post norm")
+    if any(
+        layer.rope and isinstance(layer.rope.scaling, c.PRope) for layer in config.distinct_layers
+    ):
+        tricks.append("p-Rope")
     return SurveyCells(
         norm="LayerNorm" if isinstance(config.norm, c.LayerNorm) else "RMSNorm",
         block="Serial" if config.block == "serial" else "Parallel",
@@ -121,19 +123,14 @@ def config_from_cells(
     pre-norm a norm follows each residual sum, as in 2017, and there is no final norm. "Logit soft
     capping" caps scores at 50 and logits at 30, as in Gemma 2. There are 64 learned positions.
     "Hybrid (SWA+Full)" has a window of 16 tokens in three of four layers, "Hybrid (Conv+Full)" a
-    short convolution in one of two.
+    short convolution in one of two. "p-Rope" keeps a quarter of the frequencies, as in Gemma 4.
 
     Args:
         listed: The cells; `BLANK_DEFAULTS` replaces blank ones.
         relative_positions: Position option for "Relative".
         topology: Decoder, encoder, or both.
-
-    Raises:
-        ValueError: There is no option for a cell.
     """
     filled = fill_blank_cells(listed)
-    for cell in (filled.position, *filled.tricks):
-        require(cell not in WITHOUT_OPTION, f"There is no option for the survey's cell {cell!r}.")
     heads, head_dim = 4, 16
     norm = c.LayerNorm() if filled.norm == "LayerNorm" else c.RMSNorm()
     has_softcap = "Logit soft capping" in filled.tricks
@@ -141,6 +138,8 @@ def config_from_cells(
     positions = {"Relative": (relative_positions,), **POSITIONS_OF_CELLS}.get(
         filled.position or "", (None,)
     )
+    if "p-Rope" in filled.tricks:
+        positions = (c.Rope(scaling=c.PRope(fraction=0.25)),)
     windows = (16, 16, 16, None) if filled.position == "Hybrid (SWA+Full)" else (None,)
     attention = c.MultiHead(
         num_heads=heads,

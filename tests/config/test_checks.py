@@ -61,6 +61,7 @@ NEEDED = {
     "max_length": 8,
     "original_max_length": 8,
     "factor": 2.0,
+    "fraction": 0.5,
     "short_factors": (1.0,),
     "long_factors": (1.0,),
     "num_experts": 4,

@@ -396,6 +396,7 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             "source_vocab_size must be positive; got 0",
         ),
         (lambda: c.LinearScaling(factor=0.0), "LinearScaling.factor .* got 0.0"),
+        (lambda: c.PRope(fraction=0.0), r"PRope.fraction must be in \(0, 1\]; got 0.0"),
         (lambda: c.NTKScaling(factor=-1.0), "NTKScaling.factor .* got -1.0"),
         (lambda: c.DynamicNTK(factor=2.0, original_max_length=0), "original_max_length .* got 0"),
         (lambda: c.Yarn(factor=2.0, original_max_length=0), "original_max_length .* got 0"),
@@ -415,6 +416,13 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (
             lambda: change(attention=dict(sinks=True, normalizer="relu")),
             r"MultiHead\.sinks needs normalizer=\"softmax\"; got 'relu'",
+        ),
+        (
+            lambda: change(
+                block="parallel",
+                feed_forward=(c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, norm=c.RMSNorm()),),
+            ),
+            "MoE.norm needs the serial block; got 'parallel'",
         ),
         (lambda: c.Router(capacity=0), "Router.capacity must be positive; got 0"),
         (lambda: c.SparseMixer(jitter=0.0), "SparseMixer.jitter must be positive; got 0.0"),

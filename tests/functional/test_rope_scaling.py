@@ -42,9 +42,8 @@ def scale(name):
                 F.rope_scale_longrope(frequencies, short, long, length=case["length"], **options),
                 F.longrope_attention_factor(case["max_length"], options["original_max_length"]),
             )
-        case "proportional":  # not a function of ours: pairs that do not turn have frequency zero
-            num_turning = round(C * options["partial_rotary_factor"])
-            some = jnp.where(jnp.arange(C) < num_turning, frequencies, 0.0)
+        case "proportional":
+            some = F.rope_truncate(frequencies, fraction=options["partial_rotary_factor"])
             return F.rope_scale_linear(some, factor=options["factor"]), 1.0
 
 
@@ -122,6 +121,13 @@ def test_ntk_is_a_change_of_base():
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
     np.testing.assert_allclose(actual[0], 1.0)
     np.testing.assert_allclose(actual[-1], F.rope_frequencies(d, base=base)[-1] / factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fraction, count", [(0.25, 2), (0.4, 3), (0.1, 0), (1.0, 8)])
+def test_truncation_keeps_the_fastest_pairs_of_the_whole_head(fraction, count):
+    actual = F.rope_truncate(F.rope_frequencies(2 * C, base=99.0), fraction=fraction)
+    expected = [99.0 ** (-j / C) if j < count else 0 for j in range(C)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_dynamic_ntk_leaves_short_texts_alone():

@@ -249,12 +249,13 @@ SUMS = {
     "narrow": {"embedding": Embedding(dim=8), "attention": {"biases": ("value", "out")}},
     "decay": {"attention": Decay(num_heads=4, head_dim=6)},
     "latent": {"attention": LATENT, "norm": LayerNorm(scale_offset=1.0)},
+    "scalars": {"layer_scalar": True, "norm_placement": "sandwich"},
     "encoder_decoder": {"topology": EncoderDecoder(num_encoder_layers=1)},
 }
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.slow(but=["pre", "sandwich", "narrow"])
+@pytest.mark.slow(but=["pre", "scalars", "narrow"])
 def test_attributions_add_up_to_the_logit(name, build):
     config, params, tokens, inputs = build(**SUMS[name])
     wrong = jnp.arange(7) + 5

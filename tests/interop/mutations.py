@@ -147,6 +147,10 @@ MUTATIONS = {
     "rope scaling dynamic": Mutation("llama_dynamic", rope(scaling=None)),
     "rope scaling of llama 3": Mutation("llama31", rope(scaling=None)),
     "rope scaling yarn": Mutation("llama_yarn", rope(scaling=None)),
+    "p-rope": Mutation("gemma4", mixer(c.SharedKV, positions=(c.Rope(base=1e6),))),
+    "norm of values": Mutation("gemma4", mixer(c.MultiHead, value_norm=None)),
+    "norm of values that are keys": Mutation("gemma4", mixer(c.SharedKV, value_norm=None)),
+    "scalar of a layer": Mutation("gemma4", model(layer_scalar=False)),
     "rope yarn's factor of attention": Mutation("llama_yarn", scaling(attention_factor=1.0)),
     "rope scaling longrope": Mutation("phi3_longrope", scaling(long_factors=(1.0, 1.2, 1.5))),
     "rope longrope's factor of attention": Mutation("phi3_longrope", scaling(attention_factor=1.0)),
@@ -269,6 +273,9 @@ MUTATIONS = {
     "average with a shared expert": Mutation(
         "cohere2_moe", feed_forward(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
+    "norm of a router": Mutation("gemma4_moe", router(norm=None)),
+    "scales of experts": Mutation("gemma4_moe", router(expert_scale=False)),
+    "norms of experts": Mutation("gemma4_moe", feed_forward(norm=c.RMSNorm(eps=0.5))),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "biases of the latent of experts": Mutation(
         "nemotron_h_latent",

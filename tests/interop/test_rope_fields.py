@@ -83,8 +83,13 @@ def test_longrope_takes_its_growth_from_the_lengths_or_from_factor():
 
 
 def test_scalings_that_are_not_built():
-    with pytest.raises(ValueError, match=r"rope_scaling\.type = 'proportional': expected one of"):
+    with pytest.raises(ValueError, match=r"rope_scaling\.type = 'axial': expected one of"):
+        rope(rope_scaling={"type": "axial", "factor": 2.0})
+    with pytest.raises(ValueError, match=r"rope_scaling\.factor = 2.0: .* it must be 1\."):
         rope(rope_scaling={"type": "proportional", "factor": 2.0})
+    section = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+    with pytest.raises(ValueError, match="'proportional': this family rotates a fraction of each"):
+        rope("stablelm", rope_parameters=section)
     with pytest.raises(ValueError, match=r"rope_scaling\.factor = None: expected a value of type"):
         rope(rope_scaling={"type": "linear"})
 
@@ -96,6 +101,7 @@ def test_scalings_that_are_not_built():
         {"rope_type": "llama3", **LLAMA3},
         {"rope_type": "yarn", **YARN, "beta_fast": 4.0, "attention_factor": 1.5},
         {"rope_type": "yarn", **YARN, "beta_fast": 4.0, "truncate": False},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.7},
     ],
 )
 def test_both_kinds_of_fields_are_written(scaling):

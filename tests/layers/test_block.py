@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer import functional as F
-from jaxformer.config import LayerNorm, RMSNorm
+from jaxformer.config import GLU, LayerNorm, MoE, NoAttention, RMSNorm, Router, SharedExpert
 from jaxformer.layers import AttentionInputs, Block, FeedForward, MultiHeadAttention, RuntimeConfig
 
 MODE = RuntimeConfig()
@@ -138,6 +138,64 @@ def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
     expected = run(plain, jax.tree_util.tree_map_with_path(multiply, params))
     np.testing.assert_allclose(run(scaled, params), expected, atol=1e-5)
     assert np.abs(run(plain, params) - expected).max() > 1e-2
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_a_scalar_multiplies_what_leaves_a_layer(block, config, normal, randomise):
+    plain, x, g = config(block=block), normal(2, 5, 14), guide(5)
+    scaled = replace(plain, layer_scalar=True)
+    params = randomise(Block(plain, plain.layer(0), MODE), x, g)
+    known = params | {"layer_scalar": jnp.float32([0.3])}
+    outputs = [
+        jax.jit(Block(cfg, cfg.layer(0), MODE).apply)({"params": p}, x, g)[0]
+        for cfg, p in ((plain, params), (scaled, known))
+    ]
+    np.testing.assert_allclose(outputs[1], 0.3 * outputs[0], rtol=1e-6)
+    fresh = Block(scaled, scaled.layer(0), MODE).init(jax.random.key(0), x, g)
+    assert fresh["params"]["layer_scalar"] == 1
+
+
+def test_experts_with_norms_of_their_own_read_the_stream(config, normal, randomise):
+    """Gemma 4 26B-A4B, in float64: x + post(norm(experts(norm x)) + norm(shared(norm x))).
+
+    The router reads rms(x) * scale / sqrt(D), and each expert's weight has a scale of its own.
+    """
+    rms = RMSNorm(eps=0.01)
+    moe = MoE(
+        expert=GLU(hidden_dim=3),
+        num_experts=5,
+        router=Router(norm=RMSNorm(eps=0.02), expert_scale=True),
+        shared=SharedExpert(expert=GLU(hidden_dim=7)),
+        norm=rms,
+    )
+    cfg = config(norm=rms, norm_placement="sandwich", feed_forward=(moe,))
+    layer = cfg.layer(0)._replace(attention=NoAttention())
+    block, x = Block(cfg, layer, MODE), normal(2, 5, 14)
+    params = randomise(block, x, guide(5))
+    actual = jax.jit(block.apply)({"params": params}, x, guide(5))[0]
+    assert "pre_feed_forward_norm" not in params
+    p, wide = jax.tree.map(np.float64, params["feed_forward"]), np.float64(x)
+
+    def norm(name, y, eps=0.01, tree=p):
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + eps) * np.float64(tree[name]["scale"])
+
+    def glu(kernels, y):
+        gate = y @ kernels["gate"]
+        return (gate / (1 + np.exp(-gate)) * (y @ kernels["up"])) @ kernels["down"]
+
+    logits = norm("router_norm", wide, 0.02) / np.sqrt(14) @ p["router"]["kernel"]
+    read, routed = norm("pre_experts_norm", wide), np.zeros_like(wide)
+    for at in np.ndindex(2, 5):
+        chosen = np.argsort(-logits[at])[:2]
+        weights = np.exp(logits[at][chosen])
+        for expert, weight in zip(chosen, weights / weights.sum(), strict=True):
+            kernels = {name: x["kernel"][expert] for name, x in p["experts"].items()}
+            routed[at] += weight * p["expert_scale"][expert] * glu(kernels, read[at])
+    kernels = {name: x["kernel"] for name, x in p["shared"].items()}
+    shared = glu(kernels, norm("pre_shared_norm", wide))
+    total = norm("post_experts_norm", routed) + norm("post_shared_norm", shared)
+    expected = wide + norm("post_feed_forward_norm", total, tree=params)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
 def test_parallel_shared_placements(parts):

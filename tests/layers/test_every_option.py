@@ -29,6 +29,7 @@ from jaxformer.config import (
     MoE,
     MultiHead,
     OutputGate,
+    PRope,
     QKNorm,
     QueryScaling,
     RMSNorm,
@@ -100,6 +101,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
         "mixed": dict(
             feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5)),
             residual_multiplier=0.6,
+            layer_scalar=True,
         ),
         "experts": dict(
             feed_forward=(MoE(expert=ClampedGEGLU(hidden_dim=5), num_experts=4), GROUPED)
@@ -114,6 +116,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
             logit_softcap=2.0,
             sinks=True,
             output_gate=OutputGate(),
+            value_norm=RMSNorm(),
         ),
         "other": dict(
             qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
@@ -216,7 +219,12 @@ KINDS = {
     ),
     "hybrid of three": Hybrid(
         kinds=(
-            SharedKV(num_heads=2, head_dim=6, positions=(Alibi(),)),
+            SharedKV(
+                num_heads=2,
+                head_dim=6,
+                positions=(Rope(scaling=PRope(fraction=0.4)),),
+                value_norm=RMSNorm(parameters="none"),
+            ),
             MultiHead(num_heads=4, num_kv_heads=4, head_dim=6, positions=(Alibi(),)),
             Latent(
                 num_heads=2, latent_dim=5, nope_dim=2, rope_dim=4, value_dim=3, windows=(WINDOW,)
@@ -257,10 +265,14 @@ def of(row):
     return replace(BASE, attention=replace(BASE.attention, **within), **whole)
 
 
+NORMED = replace(
+    GROUPED, router=Router(norm=LayerNorm(), expert_scale=True), norm=RMSNorm(scale_offset=1.0)
+)
 CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
 CONFIGS["norms by layer"] = replace(
     BASE,
     norm_placement=("pre", "res_post", "sandwich"),
+    feed_forward=(GLU(hidden_dim=11), NORMED),
     attention=Hybrid(kinds=(KINDS["gated delta"], BASE.attention)),
     num_layers=7,
 )

@@ -39,6 +39,7 @@ CASES = [
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), {}),
     ("gpt-oss-20b", dict(expert=2, tensor=2, context=2), {}),  # sinks, biases of experts
+    ("gemma 4", dict(expert=2, tensor=2, context=2), {}),  # norms of experts, of values
     ("llama-2-70b", dict(data=8), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(muon=True)),  # 8 devices, 2 layers
     ("t5-small", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
@@ -194,7 +195,7 @@ def test_a_step_on_many_devices_is_the_step_on_one(case):
     assert_same_training(train(*case), on_one_device(name, **alone))
 
 
-@pytest.mark.parametrize("name", ["shared expert", "latent experts"])
+@pytest.mark.parametrize("name", ["shared expert", "latent experts", "norms of experts"])
 @pytest.mark.slow
 def test_a_shared_expert_is_added_once(name):
     """With the biases of its last layer, which every device has whole."""

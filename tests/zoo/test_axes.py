@@ -64,13 +64,13 @@ def test_what_few_chose():
     assert names_of("block")["parallel"] == ["GPT-NeoX", "falcon-40b"]
     assert names_of("attention")["latent"] == ["DeepSeek v3", "glm-4.7-flash"]
     assert names_of("attention")["multi-query"] == ["PaLM (540B)", "falcon-7b", "gemma-3-1b"]
-    assert names_of("window")["in 5 of 6 layers"] == ["Gemma 3"]
+    assert names_of("window")["in 5 of 6 layers"] == ["Gemma 3", "gemma-4-31b", "gemma-4-26b-a4b"]
     assert names_of("window")["in every layer"] == ["Mistral (7B)", "phi-3-mini", "phi-3-medium"]
     softcaps = names_of("softcap")
     assert softcaps.pop("none") and softcaps == {
         "scores and logits": ["Gemma 2 (27B)"],
         "scores": ["Grok"],
-        "logits": ["nanochat-d32"],
+        "logits": ["nanochat-d32", "gemma-4-31b", "gemma-4-26b-a4b"],
     }
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
@@ -133,7 +133,7 @@ def test_routers_are_of_mixtures_only():
     mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (10, 14)
+    assert (branches["experts"], branches["experts, some shared"]) == (10, 15)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 
@@ -150,6 +150,13 @@ def test_options_that_no_preset_has():
     llama = zoo.get("llama-2-7b")
     fire = replace(llama, attention=replace(llama.attention, positions=(c.Fire(),)))
     assert zoo.AXES["position"](fire) == "Fire"
+    windowed = c.Hybrid(
+        kinds=(
+            c.ShortConvolution(num_heads=32, head_dim=128),
+            replace(llama.attention, windows=(8,)),
+        )
+    )
+    assert zoo.AXES["window"](replace(llama, attention=windowed)) == "in every layer"
     shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)
     assert zoo.AXES["attention"](replace(llama, attention=shared)) == "SharedKV"
     gated = replace(llama, attention=replace(shared, output_gate=c.OutputGate(over="head")))

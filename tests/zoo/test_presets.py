@@ -73,6 +73,9 @@ EXACT = {
     "gemma-2-27b": 27_227_128_320,
     "gemma-3-1b": 999_885_952,
     "gemma-3-27b": 27_009_346_304,  # the text model
+    # The text models, and a scalar for each layer
+    "gemma-4-31b": 30_697_345_280 + 60,
+    "gemma-4-26b-a4b": 25_233_141_760 + 30,
     "qwen-14b": 14_167_290_880,
     "qwen-2-7b": 7_615_616_512,
     "qwen-2-72b": 72_706_203_648,
@@ -195,6 +198,7 @@ ACTIVE = {
     "qwen-3.5-35b-a3b": (3, 0.5, 1),  # its name
     "trinity-mini": (3, 0.5, 0),  # abstract
     "granite-4.0-h-small": (9, 0.5, 0),  # model page
+    "gemma-4-26b-a4b": (3.823, 0.001, 0),
     "nemotron-3-nano": (3.2, 0.05, 1),  # announcement, which says 3.6 with the table of tokens
 }
 
@@ -285,6 +289,10 @@ def test_what_only_some_models_have():
     gemma = zoo.get("gemma-3-27b")
     assert [gemma.layer(i).window for i in (0, 4, 5, 11, 61)] == [1024, 1024, None, None, 1024]
     assert gemma.layer(5).positions == c.Rope(base=1e6, scaling=c.LinearScaling(factor=8.0))
+    gemma = zoo.get("gemma-4-31b")
+    kinds = [gemma.layer(i).attention for i in range(60)]
+    assert [i for i in range(60) if isinstance(kinds[i], c.SharedKV)] == [*range(5, 60, 6)]
+    assert gemma.layer(5).rope == c.Rope(base=1e6, scaling=c.PRope(fraction=0.25))
     command = zoo.get("command-a")
     assert [command.layer(i).positions is None for i in range(5)] == [0, 0, 0, 1, 0]
     assert [command.layer(i).window for i in range(5)] == [4096, 4096, 4096, None, 4096]

@@ -45,7 +45,7 @@ def test_table(monkeypatch, capsys):
     at = next(i for i, line in enumerate(lines) if line.startswith("35 Mixtral"))
     assert lines[at + 1].split() == ["released:", "RMSNorm", "Serial", "yes", "RoPE", "SwiGLU"]
     at = next(i for i, line in enumerate(lines) if line.startswith("44 Gemma 4"))
-    assert lines[at + 2].strip().startswith("missing:  embeddings for each layer, keys and")
+    assert lines[at + 2].strip().startswith("missing:  embeddings for each layer, and layers")
     closing = " ".join(lines[lines.index("") :])
     assert "45 rows as the lecture lists them, the last 7 since 2026, 42 with a preset" in closing
     assert "A star: something about the model is assumed" in closing

@@ -8,7 +8,7 @@ from jaxformer.config.attention.checks import check_heads, check_layer_patterns
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
-from jaxformer.config.norms import QKNorm
+from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
 
 Projection = Literal["query", "key", "value", "out"]
@@ -30,6 +30,8 @@ class MultiHead(GroupedHeads):
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         clip_qkv: Queries, keys and values are clipped to [-clip_qkv, clip_qkv].
         qk_norm: Norm of queries and keys.
+        value_norm: Norm of each head's values, before RoPE if it rotates them; None has none.
+            Gemma 4 has an `RMSNorm` without a scale.
         query_scaling: Factor of the queries of self-attention by position, after norm and RoPE.
         biases: Projections with a bias.
         normalizer: Function from scores to attention weights.
@@ -47,6 +49,7 @@ class MultiHead(GroupedHeads):
     logit_softcap: float | None = None
     clip_qkv: float | None = None
     qk_norm: QKNorm | None = None
+    value_norm: Norm | None = None
     query_scaling: QueryScaling | None = None
     biases: tuple[Projection, ...] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"

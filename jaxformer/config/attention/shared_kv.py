@@ -11,7 +11,7 @@ from jaxformer.config.attention.checks import (
 )
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.output_gate import OutputGate
-from jaxformer.config.norms import QKNorm
+from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
 
 ROPE_ON_QKVO = Rope(targets=("q", "k", "v", "o"))
@@ -24,7 +24,8 @@ class SharedKV(GroupedHeads):
         o[i] = R[i]^-1 sum over j of a[i, j] R[j] c[j] = sum over j of a[i, j] R[j - i] c[j]
 
     with a[i, j] from (R[i] q[i]) @ (R[j] c[j]). RoPE rotates the key c, which is also the value;
-    the output is rotated back by the query's angle, so it depends on distances alone.
+    the output is rotated back by the query's angle, so it depends on distances alone. With a
+    `value_norm`, key and value are two norms of the projection, and both are cached (Gemma 4).
 
     Attributes:
         num_heads: Query heads.
@@ -36,6 +37,7 @@ class SharedKV(GroupedHeads):
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
+        value_norm: Norm of each head's values, in place of `qk_norm`; None gives them that of keys.
         biases: Projections with a bias.
         output_gate: As in `MultiHead`; it follows the rotation of the outputs.
 
@@ -52,6 +54,7 @@ class SharedKV(GroupedHeads):
     scale: float | None = None
     logit_softcap: float | None = None
     qk_norm: QKNorm | None = None
+    value_norm: Norm | None = None
     biases: tuple[Literal["query", "key_value", "out"], ...] = ()
     output_gate: OutputGate | None = None
 
@@ -70,6 +73,6 @@ class SharedKV(GroupedHeads):
     linear_projections = "query", "key_value", "key_value"
 
     def num_cached_arrays(self, positions: Positions | None) -> int:
-        """Arrays cached per token: 2 if RoPE rotates only one of key and value, else 1."""
+        """Arrays cached per token: 1 if key and value have the same norm and rotation, else 2."""
         targets = positions.targets if isinstance(positions, Rope) else ()
-        return 1 if ("k" in targets) == ("v" in targets) else 2
+        return 1 if self.value_norm is None and ("k" in targets) == ("v" in targets) else 2

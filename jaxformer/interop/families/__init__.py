@@ -13,6 +13,7 @@ from jaxformer.interop.families import (
     falcon,
     falcon_h1,
     gemma,
+    gemma4,
     gpt2,
     gpt_neox,
     gptj,
@@ -36,7 +37,7 @@ from jaxformer.interop.family import Family
 
 # An export uses the first that matches, so the simplest come first.
 MODULES = (
-    *(llama, gemma, cohere, deepseek, phi, qwen, dbrx, ernie, afmoe, baichuan, lfm2),
+    *(llama, gemma, gemma4, cohere, deepseek, phi, qwen, dbrx, ernie, afmoe, baichuan, lfm2),
     *(qwen3_next, mamba, granite_hybrid, nemotron_h, kimi_linear, minimax, falcon_h1),
     *(olmo_hybrid, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
 )

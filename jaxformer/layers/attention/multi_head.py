@@ -28,6 +28,7 @@ from jaxformer.layers.attention.core import (
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 
@@ -83,6 +84,8 @@ class MultiHeadAttention(nn.Module):
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+        if cfg.value_norm is not None:
+            self.value_norm = Norm(cfg.value_norm, self.runtime)
         if cfg.sinks:
             zeros = nn.initializers.zeros
             self.sinks = sharded_parameter(
@@ -130,7 +133,10 @@ class MultiHeadAttention(nn.Module):
         """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
         cfg, positions = self.attention, self.positions
         key = self.normalise_and_rotate("k", self.clip_qkv(self.key(x)), inputs)
-        value = apply_rope(positions, "v", self.clip_qkv(self.value(x)), inputs)
+        value = self.clip_qkv(self.value(x))
+        if cfg.value_norm is not None:
+            value = self.value_norm(value)
+        value = apply_rope(positions, "v", value, inputs)
         return KVCache(*(local_kv_heads(x, cfg.num_kv_heads, self.runtime) for x in (key, value)))
 
     def normalise_and_rotate(

@@ -24,13 +24,14 @@ from jaxformer.layers.attention.core import (
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import RuntimeConfig
 
 
 class SharedKVAttention(nn.Module):
     """Attention with one projection for key and value; see `config.SharedKV`.
 
-    The cache holds the rotated vector, or two vectors if RoPE rotates only one of key and value.
+    The cache holds the rotated vector, or key and value if their norms or rotations differ.
     Heads are sharded as in `MultiHeadAttention`.
     """
 
@@ -66,6 +67,8 @@ class SharedKVAttention(nn.Module):
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+        if cfg.value_norm is not None:
+            self.value_norm = Norm(cfg.value_norm, self.runtime)
 
     def __call__(
         self,
@@ -77,13 +80,15 @@ class SharedKVAttention(nn.Module):
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
-        query, key_value = self.query(x), self.key_value(x)
+        query = self.query(x)
+        key_value = value = self.key_value(x)
         if cfg.qk_norm is not None:
             query = apply_qk_norm(cfg.qk_norm, self.query_norm, query)
             key_value = apply_qk_norm(cfg.qk_norm, self.key_norm, key_value)
+        value = key_value if cfg.value_norm is None else self.value_norm(value)
         query = apply_rope(self.positions, "q", query, inputs)
         value = local_kv_heads(
-            apply_rope(self.positions, "v", key_value, inputs), cfg.num_kv_heads, self.runtime
+            apply_rope(self.positions, "v", value, inputs), cfg.num_kv_heads, self.runtime
         )
         new: KVCache | SharedCache
         if cfg.num_cached_arrays(self.positions) == 2:

@@ -57,7 +57,7 @@ def randomise(model, seed):
         norm = any(word in path.replace("norm_attn_norm", "") for word in ("norm", "ln_"))
         if "embed_positions" in path and model.config.model_type in ("marian", "fsmt"):
             continue
-        if norm and leaf in ("weight", "scale"):
+        if (norm and leaf in ("weight", "scale")) or (path.endswith(".router") and "scale" in leaf):
             noise = 0.2 * noise + centre
         elif parameter.ndim == 1 or "bias" in leaf:
             noise = 0.2 * noise
@@ -71,6 +71,8 @@ def randomise(model, seed):
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # of the choice of experts
             buffer.copy_(round_to_steps(0.15 * torch.randn(buffer.shape, generator=generator)))
+        if name.endswith("layer_scalar"):
+            buffer.copy_(round_to_steps(1 + 0.2 * torch.randn(buffer.shape, generator=generator)))
     return model.eval()
 
 

@@ -72,6 +72,23 @@ GRANITE = LLAMA | {
     "logits_scaling": 1.7,
     "rope_parameters": rope(1e7),
 }
+GEMMA4 = {
+    "num_hidden_layers": 5,
+    "head_dim": 6,
+    "global_head_dim": 10,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "full_attention": rope(1e6, "proportional", partial_rotary_factor=0.4),
+        "sliding_attention": rope(1e4),
+    },
+}
 NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
 
 DELTA_NET = (
@@ -247,6 +264,26 @@ SPECS = {
             "sliding_window": 5,
             "rope_parameters": GEMMA3,
         },
+    ),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM", LLAMA | GEMMA4),
+    "gemma4_moe": (
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        LLAMA
+        | GEMMA4
+        | {
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 9,
+        },
+    ),
+    "gemma4_kv": (
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        LLAMA
+        | GEMMA4
+        | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
     ),
     "nemotron": (
         "nemotron",

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer import Transformer, costs
 from jaxformer import functional as F
-from jaxformer.config import MultiHead, OutputGate, QKNorm, RMSNorm, Rope, Yarn
+from jaxformer.config import MultiHead, OutputGate, PRope, QKNorm, RMSNorm, Rope, Yarn
 from jaxformer.config import SharedKV as Choice
 from jaxformer.layers import AttentionInputs, MultiHeadAttention, RuntimeConfig, empty_cache
 from jaxformer.layers.attention.inputs import TokenPositions
@@ -176,6 +176,40 @@ def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
         np.testing.assert_allclose(actual, expected, atol=3e-5, err_msg=str(targets))
 
 
+def test_a_norm_of_values_leaves_them_unrotated_and_unscaled(config, randomise, normal):
+    """K = V of Gemma 4, in float64: k = R rms(W x) * scale, v = rms(W x); q with its own scale.
+
+    MultiHead with one kernel for both has the same output.
+    """
+    rope = Rope(base=99.0, scaling=PRope(fraction=0.4))  # of three pairs, one is rotated
+    bare = RMSNorm(eps=0.01, parameters="none")
+    fields = dict(num_heads=N, num_kv_heads=2, head_dim=H, positions=(rope,), scale=0.7)
+    fields |= dict(qk_norm=QKNorm(norm=RMSNorm(eps=0.02)), value_norm=bare)
+    x, choice = normal(B, T, D), Choice(**fields)
+    module = SharedKVAttention(config(), choice, rope, RuntimeConfig())
+    params = randomise(module, x, guide(choice, places()))
+    p, wide = jax.tree.map(np.float64, params), np.float64(x)
+
+    def rms(y, eps, scale=1.0):
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + eps) * scale
+
+    q, c = (np.einsum("btd,dnh->btnh", wide, p[i]["kernel"]) for i in ("query", "key_value"))
+    q, k = rms(q, 0.02, p["query_norm"]["scale"]), rms(c, 0.02, p["key_norm"]["scale"])
+    for i in range(T):
+        angles = i * np.array([1.0, 0.0, 0.0])
+        q[:, i], k[:, i] = (turn_by(y[:, i], angles, rope) for y in (q, k))
+    k, v = (np.repeat(y, 2, axis=2) for y in (k, rms(c, 0.01)))
+    scores = 0.7 * np.einsum("btnh,bsnh->bnts", q, k) - 1e9 * ~np.tri(T, dtype=bool)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("bnts,bsnh,nhd->btd", weights, v, p["out"]["kernel"])
+    apart = MultiHeadAttention(config(), MultiHead(**fields), rope, RuntimeConfig())
+    separate = params | {"key": params["key_value"], "value": params["key_value"]}
+    for layer, its in ((module, params), (apart, separate)):
+        actual = jax.jit(layer.apply)({"params": its}, x, guide(choice, places()))[0]
+        np.testing.assert_allclose(actual, expected, atol=3e-5)
+
+
 def test_a_second_array_is_kept_where_key_and_value_are_not_turned_alike(config):
     """inventory row 74: rotary keys alone double what is kept."""
     for targets in EVERY:
@@ -186,6 +220,7 @@ def test_a_second_array_is_kept_where_key_and_value_are_not_turned_alike(config)
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((cache.layers, cache.tail)))
         assert num_bytes == costs.cache_bytes(cfg, 50, batch=3)
         assert num_bytes == (1 if alike else 2) * 3 * cfg.num_layers * 50 * H * 2
+    assert Choice(num_heads=N, head_dim=H, value_norm=RMSNorm()).num_cached_arrays(TURNS) == 2
 
 
 def test_a_scaling_of_what_is_not_turned_changes_nothing(layer, normal):

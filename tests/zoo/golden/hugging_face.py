@@ -28,6 +28,12 @@ GEMMA_3 = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": rope(1e4),
 }
+GEMMA_4 = {
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 1024,
+}
 
 
 def yarn(factor, original_length, base=1e4, **more):
@@ -119,6 +125,18 @@ CONFIGS = {
         query_pre_attn_scalar=168,
         sliding_window=1024,
         rope_parameters=GEMMA_3,
+    ),
+    "gemma-4-31b": t.Gemma4TextConfig(
+        **size(5376, 60, 32, 16, 21_504), **GEMMA_4, num_global_key_value_heads=4
+    ),
+    "gemma-4-26b-a4b": t.Gemma4TextConfig(
+        **size(2816, 30, 16, 8, 2112),
+        **GEMMA_4,
+        num_global_key_value_heads=2,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
     ),
     "nemotron-4-340b": t.NemotronConfig(
         **size(18_432, 96, 96, 8, 73_728), vocab_size=256_000, head_dim=192

@@ -1,0 +1,119 @@
+"""Gemma 4: two ways to say which heads full layers have, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import (
+    GLU,
+    MoE,
+    MultiHead,
+    PRope,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Router,
+    SharedExpert,
+    SharedKV,
+)
+from jaxformer.interop import load_pretrained
+from tests.interop.golden_files import read_golden, write_folder
+from tests.interop.numpy_folders import config_from_fields
+
+PLAIN = {"hidden_size_per_layer_input": 0, "num_hidden_layers": 12}
+SHARED = PLAIN | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
+
+def test_fields_and_defaults():
+    """Without `layer_types` every sixth layer is full, with heads of 512 and p-RoPE."""
+    config = config_from_fields("gemma4_text", head_dim=6, **SHARED, rms_norm_eps=1e-5)
+    norm = RMSNorm(eps=1e-5)
+    common = dict(
+        num_heads=6,
+        scale=1.0,
+        qk_norm=QKNorm(norm=norm),
+        value_norm=RMSNorm(eps=1e-5, parameters="none"),
+    )
+    rope = Rope(base=1e6, scaling=PRope(fraction=0.25))
+    local = MultiHead(num_kv_heads=2, head_dim=6, windows=(512,), **common)
+    full = SharedKV(num_kv_heads=1, head_dim=512, positions=(rope,), **common)
+    assert config.attention.kinds == (local,) * 5 + (full,)
+    assert config.feed_forward == (GLU(hidden_dim=10, activation="gelu_tanh"),)
+    assert (config.norm, config.norm_placement, config.layer_scalar) == (norm, "sandwich", True)
+    fields = SHARED | {"attention_k_eq_v": False, "rms_norm_eps": 1e-5}
+    apart = config_from_fields("gemma4_text", **fields)
+    expected = MultiHead(num_kv_heads=2, head_dim=512, positions=(rope,), **common)
+    assert apart.layer(5).attention == expected
+
+
+def test_experts_beside_the_dense_network():
+    fields = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2}
+    config = config_from_fields("gemma4_text", **SHARED, **fields, moe_intermediate_size=3)
+    dense = GLU(hidden_dim=10, activation="gelu_tanh")
+    experts = MoE(
+        expert=GLU(hidden_dim=3, activation="gelu_tanh"),
+        num_experts=5,
+        router=Router(norm=config.norm, expert_scale=True),
+        shared=SharedExpert(expert=dense),
+        norm=config.norm,
+    )
+    assert config.feed_forward == (experts,)
+    fields = dict.fromkeys(fields, None) | {"enable_moe_block": False, "num_experts": 5}
+    assert config_from_fields("gemma4_text", **SHARED, **fields).feed_forward == (dense,)
+
+
+def test_heads_by_layer_are_those_of_released_fields():
+    """Transformers 5.24 writes an entry for each full layer, its number as long as the last's."""
+    heads = {"head_dim": 20, "num_key_value_heads": 1}
+    released = config_from_fields("gemma4_text", head_dim=6, global_head_dim=20, **SHARED)
+    by_layer = PLAIN | {"attention_k_eq_v": True, "head_dim": 6}
+    for numbers in (("05", "11"), ("5", "11")):
+        entries = dict.fromkeys(numbers, heads)
+        assert config_from_fields("gemma4_text", **by_layer, per_layer_config=entries) == released
+    for entries, message in (
+        ({"05": heads, "11": heads | {"head_dim": 8}}, "full layers must have the same heads"),
+        ({"05": heads, "11": heads, "04": heads}, r"per_layer_config\.04 = .*unknown attribute"),
+        ({"05": heads | {"scale": 2}, "11": heads}, r"per_layer_config\.05\.scale = 2: unknown"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            config_from_fields("gemma4_text", **by_layer, per_layer_config=entries)
+
+
+def test_the_last_layer_is_full_as_in_transformers():
+    kinds = ["sliding_attention"] * 12
+    config = config_from_fields("gemma4_text", layer_types=kinds, **SHARED)
+    assert [config.layer(i).window for i in range(12)] == [512] * 11 + [None]
+
+
+def test_a_model_without_layers():
+    for more in ({}, {"per_layer_config": {"0": {"head_dim": 4}}}):
+        with pytest.raises(ValueError, match="num_layers must be positive; got 0"):
+            config_from_fields("gemma4_text", **SHARED | {"num_hidden_layers": 0} | more)
+
+
+def test_what_e2b_and_e4b_have_is_refused():
+    fields = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": None}  # 256 by default
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)2 attributes are not supported:\n  num_kv_shared_layers = 2: layers that read "
+        r"the keys .* must be 0\.\n  hidden_size_per_layer_input = None: embeddings of each layer",
+    ):
+        config_from_fields("gemma4_text", **fields)
+    with pytest.raises(ValueError, match="use_bidirectional_attention = 'all': not supported"):
+        config_from_fields("gemma4_text", **SHARED, use_bidirectional_attention="all")
+
+
+def test_the_text_model_of_a_folder_with_images(tmp_path):
+    golden = read_golden("gemma4")
+    config, params = load_pretrained(write_folder(golden, tmp_path / "text"))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): x for name, x in golden.tensors.items()
+    }
+    for name in ("vision_tower.x", "embed_vision.y", "audio_tower.z", "embed_audio.w"):
+        tensors[f"model.{name}.weight"] = np.zeros(3, np.float32)
+    values = {"model_type": "gemma4", "text_config": golden.config, "vision_config": {"a": 4}}
+    values |= {"eoa_token_index": 9, "image_token_id": 8, "audio_config": None}
+    both = golden._replace(config=values, tensors=tensors)
+    again = load_pretrained(write_folder(both, tmp_path / "images"))
+    assert again.config == config
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
