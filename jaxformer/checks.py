@@ -115,6 +115,23 @@ def require_positive(config: Any, *names: str) -> None:
         )
 
 
+def require_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> None:
+    """Require an integer of at least `least` and at most `most`."""
+    is_integer = isinstance(value, numbers.Integral)
+    if not is_integer or value < least or (most is not None and value > most):
+        bound = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+        shown = int(value) if is_integer else repr(value)
+        raise ValueError(f"{name} must be an integer {bound}; got {shown}.")
+
+
+def require_at_least(config: Any, least: int, *names: str) -> None:
+    """Require that the named fields are at least `least`; None is allowed."""
+    bound = f"be at least {least}" if least else "not be negative"
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= least, f"{name} must {bound}; got {value}.")
+
+
 def require_nonempty(config: Any, *names: str) -> None:
     """Require that the named per-layer tuples have at least one entry."""
     for name in names:

@@ -12,7 +12,6 @@ from jaxformer import zoo
 from jaxformer.config import GLU
 from jaxformer.generation.decode_loop import DecodeConfig, decode_tokens
 from jaxformer.generation.prompts import Request
-from jaxformer.generation.samplers import Greedy
 from jaxformer.parallel import abstract_parameters
 
 
@@ -39,7 +38,5 @@ def compiled_decode(config, chip, around=nullcontext, prompts=(8, 1024)):
     key = jax.eval_shape(lambda: jax.random.key(0))
     plan = DecodeConfig(config, 128, None, jnp.dtype(jnp.bfloat16))
     with jax.default_device(chip), around():
-        lowered = decode_tokens.trace(
-            plan, Greedy(), params, request, of(key.shape, key.dtype)
-        ).lower()
+        lowered = decode_tokens.trace(plan, params, request, of(key.shape, key.dtype)).lower()
     return lowered.compile().as_text()

@@ -78,12 +78,7 @@ def beam_search(
         (with another length penalty)
     """
     num_candidates = num_beams * min(1 + max(1, stop_tokens.shape[-1]), logits.shape[-1])
-    expand = partial(
-        expand_beams,
-        stop_tokens=stop_tokens,
-        num_candidates=num_candidates,
-        length_penalty=length_penalty,
-    )
+    expand = partial(expand_beams, stop_tokens, num_candidates, length_penalty)
 
     def beam_step(search: BeamState) -> BeamState:
         last_tokens = search.live_tokens[..., search.num_generated - 1].reshape(-1)
@@ -119,7 +114,7 @@ def initial_beams(
 
 
 def expand_beams(
-    search: BeamState, *, stop_tokens: Int[Array, "B K"], num_candidates: int, length_penalty: float
+    stop_tokens: Int[Array, "B K"], num_candidates: int, length_penalty: float, search: BeamState
 ) -> tuple[BeamState, Int[Array, " rows"]]:
     """Extend every live beam by one token; also return each beam's parent row."""
     batch, num_beams = search.live_log_probs.shape

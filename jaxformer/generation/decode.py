@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from jaxformer.checks import require_count
 from jaxformer.config import TransformerConfig
-from jaxformer.generation.checks import check_count
 from jaxformer.generation.decode_loop import (
     DecodeConfig,
+    DecodeState,
     decode_next,
     decode_tokens,
     decode_with_beams,
@@ -104,7 +105,7 @@ def generate(
         Array([[5, 6, 7, 0, 0],
                [8, 0, 0, 0, 0]], dtype=int32)
     """
-    key = _check_arguments(sampler, prefill_chunk, key)
+    options = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh, sampler)
     request = make_request(
         config,
         prompt,
@@ -115,18 +116,14 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    config, params = unroll_to_decode(config, params)
-    decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    *batch_shape, width = request.prompt.shape
-    count, request = request.lengths.size, pad_to_bucket(request, config.max_length)
-    if mesh is not None:
-        params, request, key = _shard_inputs(mesh, config, params, request, key)
+    options, params, padded_request, key = _prepare(options, params, request, key)
     if isinstance(sampler, Beam):
-        tokens, finite = decode_with_beams(decode_config, sampler, params, request)
+        tokens, finite = decode_with_beams(options, params, padded_request)
     else:
-        tokens, finite = decode_tokens(decode_config, sampler, params, request, key)
+        tokens, finite = decode_tokens(options, params, padded_request, key)
     _check_finite(finite)
-    tokens = tokens if mesh is None else tokens[:count].reshape(*batch_shape, -1)
+    *batch_shape, width = request.prompt.shape
+    tokens = tokens if mesh is None else tokens[: request.lengths.size].reshape(*batch_shape, -1)
     return tokens[..., : width + max_new_tokens]
 
 
@@ -166,25 +163,42 @@ def stream(
     """
     if isinstance(sampler, Beam):
         raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
-    key = _check_arguments(sampler, prefill_chunk, key)
+    options = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh, sampler)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
-    config, params = unroll_to_decode(config, params)
-    decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    request = pad_to_bucket(request, config.max_length)
-    batch_shape, count = request.prompt.shape[:-1], request.lengths.size
-    decode_inputs = params, request, key
-    if mesh is not None:
-        decode_inputs = _shard_inputs(mesh, config, *decode_inputs)
+    options, *decode_inputs = _prepare(options, params, request, key)
+
+    def last_tokens(state: DecodeState) -> Int[np.ndarray, "*batch"]:
+        tokens = np.asarray(state.last_token)[: request.lengths.size]
+        return tokens.reshape(request.lengths.shape)
 
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
-        state = start_decoding(decode_config, sampler, *decode_inputs)
+        state = start_decoding(options, *decode_inputs)
         _check_finite(state.prompt_logits_finite)
-        yield np.asarray(state.last_token)[:count].reshape(batch_shape)
+        yield last_tokens(state)
         while int(state.num_generated) < max_new_tokens and not bool(jnp.all(state.is_done)):
-            state = decode_next(decode_config, sampler, *decode_inputs, state)
-            yield np.asarray(state.last_token)[:count].reshape(batch_shape)
+            state = decode_next(options, *decode_inputs, state)
+            yield last_tokens(state)
 
     return tokens()
+
+
+def _prepare(
+    options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray | None
+) -> tuple[DecodeConfig, Any, Request, PRNGKeyArray]:
+    """Check the arguments, and return them as the compiled loops take them."""
+    sampler = options.sampler
+    if not isinstance(sampler, Sampler | Beam):
+        raise ValueError(f"sampler must be Greedy(), Sample(...) or Beam(...); got {sampler!r}.")
+    if options.chunk is not None:
+        require_count("prefill_chunk", options.chunk)
+    if key is None and isinstance(sampler, Sample):
+        raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
+    key = jax.random.key(0) if key is None else key  # not used
+    config, params = unroll_to_decode(options.config, params)
+    request = pad_to_bucket(request, config.max_length)
+    if options.mesh is not None:
+        params, request, key = _shard_inputs(options.mesh, config, params, request, key)
+    return options._replace(config=config), params, request, key
 
 
 def _shard_inputs(
@@ -205,16 +219,3 @@ def _shard_inputs(
 def _check_finite(finite: Bool[Array, ""]) -> None:
     if not finite:
         raise ValueError("Logits of the prompt are NaN or infinite; check the parameters.")
-
-
-def _check_arguments(
-    sampler: Sampler | Beam, prefill_chunk: int | None, key: PRNGKeyArray | None
-) -> PRNGKeyArray:
-    """Check sampler, chunk and key; return the key, or a dummy key for samplers without one."""
-    if not isinstance(sampler, Sampler | Beam):
-        raise ValueError(f"sampler must be Greedy(), Sample(...) or Beam(...); got {sampler!r}.")
-    if prefill_chunk is not None:
-        check_count("prefill_chunk", prefill_chunk)
-    if key is None and isinstance(sampler, Sample):
-        raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
-    return jax.random.key(0) if key is None else key

@@ -13,8 +13,8 @@ from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.functional.platforms import LANES, target_platform
 from jaxformer.generation.beam import beam_search
-from jaxformer.generation.prompts import Request, flatten_batch, num_processed_tokens
-from jaxformer.generation.samplers import Beam, Sampler, sample_token
+from jaxformer.generation.prompts import Request, flatten_batch, num_processed_tokens, pad_right
+from jaxformer.generation.samplers import Greedy, sample_token
 from jaxformer.generation.steps import Context, decode_step, prefill, take_rows
 from jaxformer.parallel import replicated
 
@@ -27,6 +27,7 @@ class DecodeConfig(NamedTuple):
     chunk: int | None
     dtype: jnp.dtype
     mesh: Mesh | None = None
+    sampler: Any = Greedy()  # a Sampler, or Beam for `decode_with_beams`
 
 
 class DecodeState(NamedTuple):
@@ -48,72 +49,65 @@ def _mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""
 
 
 def _prefill(
-    decode_config: DecodeConfig, params: Any, request: Request
+    options: DecodeConfig, params: Any, request: Request
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Prefill the cache, without padding beyond the learned positions."""
     width = request.prompt.shape[-1]
-    num_slots = num_processed_tokens(width, decode_config.max_new_tokens)
-    max_positions = decode_config.config.max_length or sys.maxsize
+    num_slots = num_processed_tokens(width, options.max_new_tokens)
+    max_positions = options.config.max_length or sys.maxsize
     excess = max(0, num_slots - max_positions)
     slot_multiple = LANES if target_platform() == "tpu" else 1
     logits, context = prefill(
-        decode_config.config,
+        options.config,
         params,
         request.prompt[..., : width - excess],
         request.lengths,
         capacity=min(-(-num_slots // slot_multiple) * slot_multiple, max_positions),
-        chunk=decode_config.chunk,
+        chunk=options.chunk,
         source=request.source,
         source_segments=request.source_segments,
-        dtype=decode_config.dtype,
-        mesh=decode_config.mesh,
+        dtype=options.dtype,
+        mesh=options.mesh,
     )
     return _mask_unused_ids(logits, request.vocab_size), context
 
 
-def _logits_finite(
-    decode_config: DecodeConfig, logits: Float[Array, "*batch V"]
-) -> Bool[Array, ""]:
-    return _replicate(decode_config, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
+def _logits_finite(options: DecodeConfig, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
+    return _replicate(options, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
 
 
 def _start_decoding(
-    decode_config: DecodeConfig, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
+    options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray
 ) -> DecodeState:
     """Prefill and sample the first token of each row."""
     prompt = request.prompt
-    logits, context = _prefill(decode_config, params, request)
+    logits, context = _prefill(options, params, request)
     is_prompt = F.length_mask(request.lengths, prompt.shape[-1])
-    width = [(0, 0)] * (prompt.ndim - 1) + [(0, decode_config.max_new_tokens)]
     state = DecodeState(
-        tokens=jnp.pad(prompt, width),
+        tokens=pad_right(prompt, prompt.shape[-1] + options.max_new_tokens),
         length=request.lengths,
         last_token=prompt[..., 0],
         is_done=jnp.zeros(prompt.shape[:-1], bool),
-        seen_tokens=F.seen_tokens(
-            jnp.where(is_prompt, prompt, -1), decode_config.config.vocab_size
-        ),
+        seen_tokens=F.seen_tokens(jnp.where(is_prompt, prompt, -1), options.config.vocab_size),
         context=context,
         num_generated=jnp.int32(0),
-        prompt_logits_finite=_logits_finite(decode_config, logits),
+        prompt_logits_finite=_logits_finite(options, logits),
     )
-    return _append_token(decode_config, sampler, request, key, state, logits)
+    return _append_token(options, request, key, state, logits)
 
 
 def _append_token(
-    decode_config: DecodeConfig,
-    sampler: Sampler,
+    options: DecodeConfig,
     request: Request,
     key: PRNGKeyArray,
     state: DecodeState,
     logits: Float[Array, "*batch V"],
 ) -> DecodeState:
     """Sample and append the next token of each unfinished row."""
-    sampled = sample_token(
-        sampler, logits, state.seen_tokens, jax.random.fold_in(key, state.num_generated)
-    )
+    key = jax.random.fold_in(key, state.num_generated)
+    sampled = sample_token(options.sampler, logits, state.seen_tokens, key)
     token = jnp.where(state.is_done, state.last_token, sampled.astype(state.last_token.dtype))
-    token = _replicate(decode_config, token)
+    token = _replicate(options, token)
     out_of_range = state.tokens.shape[-1]
     slot = jnp.where(state.is_done, out_of_range, state.length)[..., None]
     stops = jnp.any(token[..., None] == request.stop_tokens.astype(token.dtype), axis=-1)
@@ -128,7 +122,7 @@ def _append_token(
 
 
 def _decode_logits(
-    decode_config: DecodeConfig,
+    options: DecodeConfig,
     params: Any,
     request: Request,
     tokens: Int[Array, "*batch"],
@@ -136,31 +130,17 @@ def _decode_logits(
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Logits after the last tokens, from one decode step."""
     logits, context = decode_step(
-        decode_config.config,
-        params,
-        tokens,
-        context,
-        dtype=decode_config.dtype,
-        mesh=decode_config.mesh,
+        options.config, params, tokens, context, dtype=options.dtype, mesh=options.mesh
     )
     return _mask_unused_ids(logits, request.vocab_size), context
 
 
 def _decode_next(
-    decode_config: DecodeConfig,
-    sampler: Sampler,
-    params: Any,
-    request: Request,
-    key: PRNGKeyArray,
-    state: DecodeState,
+    options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray, state: DecodeState
 ) -> DecodeState:
     """One decode step, then sample the next token."""
-    logits, context = _decode_logits(
-        decode_config, params, request, state.last_token, state.context
-    )
-    return _append_token(
-        decode_config, sampler, request, key, state._replace(context=context), logits
-    )
+    logits, context = _decode_logits(options, params, request, state.last_token, state.context)
+    return _append_token(options, request, key, state._replace(context=context), logits)
 
 
 def _repeat_last_token(
@@ -173,58 +153,53 @@ def _repeat_last_token(
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
 def decode_tokens(
-    decode_config: DecodeConfig, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
+    options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
     """Decode until all rows stop; also return whether the prompt's logits were finite."""
-    state = _start_decoding(decode_config, sampler, params, request, key)
-    state = jax.lax.while_loop(
-        lambda state: (
-            (state.num_generated < decode_config.max_new_tokens) & ~jnp.all(state.is_done)
-        ),
-        partial(_decode_next, decode_config, sampler, params, request, key),
-        state,
-    )
-    return _replicate(
-        decode_config, _repeat_last_token(state.tokens, state.length)
-    ), state.prompt_logits_finite
+
+    def continues(state: DecodeState) -> Bool[Array, ""]:
+        return (state.num_generated < options.max_new_tokens) & ~jnp.all(state.is_done)
+
+    state = _start_decoding(options, params, request, key)
+    next_state = partial(_decode_next, options, params, request, key)
+    state = jax.lax.while_loop(continues, next_state, state)
+    tokens = _repeat_last_token(state.tokens, state.length)
+    return _replicate(options, tokens), state.prompt_logits_finite
 
 
-start_decoding = jax.jit(_start_decoding, static_argnums=(0, 1))
-decode_next = jax.jit(_decode_next, static_argnums=(0, 1), donate_argnums=5)
+start_decoding = jax.jit(_start_decoding, static_argnums=0)
+decode_next = jax.jit(_decode_next, static_argnums=0, donate_argnums=4)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
 def decode_with_beams(
-    decode_config: DecodeConfig, beam: Beam, params: Any, request: Request
+    options: DecodeConfig, params: Any, request: Request
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
     """Decode by beam search; also return whether the prompt's logits were finite."""
-    flat_request, new = flatten_batch(request), decode_config.max_new_tokens
-    logits, context = _prefill(decode_config, params, flat_request)
+    rows, new, beam = flatten_batch(request), options.max_new_tokens, options.sampler
+    logits, context = _prefill(options, params, rows)
     beams = beam_search(
-        lambda context, tokens: _decode_logits(
-            decode_config, params, flat_request, tokens, context
-        ),
+        lambda context, tokens: _decode_logits(options, params, rows, tokens, context),
         take_rows,
         context,
         logits,
-        flat_request.stop_tokens,
+        rows.stop_tokens,
         num_beams=beam.num_beams,
         max_new_tokens=new,
         length_penalty=beam.length_penalty,
     )
-    output_tokens = jnp.pad(flat_request.prompt, [(0, 0), (0, new)])
-    best_tokens = beams.tokens[:, 0].astype(output_tokens.dtype)
-    slots = flat_request.lengths[:, None] + jnp.arange(new)[None]
-    output_tokens = F.write_slots(output_tokens, best_tokens, slots)
-    output_tokens = _repeat_last_token(output_tokens, flat_request.lengths + beams.lengths[:, 0])
-    output_tokens = output_tokens.reshape(*request.prompt.shape[:-1], -1)
-    return _replicate(decode_config, output_tokens), _logits_finite(decode_config, logits)
+    tokens = pad_right(rows.prompt, rows.prompt.shape[1] + new)
+    slots = rows.lengths[:, None] + jnp.arange(new)[None]
+    tokens = F.write_slots(tokens, beams.tokens[:, 0].astype(tokens.dtype), slots)
+    tokens = _repeat_last_token(tokens, rows.lengths + beams.lengths[:, 0])
+    tokens = tokens.reshape(*request.prompt.shape[:-1], -1)
+    return _replicate(options, tokens), _logits_finite(options, logits)
 
 
-def _replicate(decode_config: DecodeConfig, x: Array) -> Array:
+def _replicate(options: DecodeConfig, x: Array) -> Array:
     """Replicate `x` on all devices, so that every process can read it."""
-    if decode_config.mesh is None:
+    if options.mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, replicated(decode_config.mesh))
+    return jax.lax.with_sharding_constraint(x, replicated(options.mesh))

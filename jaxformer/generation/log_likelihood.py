@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import functional as F
+from jaxformer.checks import require_count
 from jaxformer.config import TransformerConfig
-from jaxformer.generation.checks import check_count
 from jaxformer.generation.prompts import bucket_length
 from jaxformer.layers import Transformer
 from jaxformer.layers.parameter_metadata import check_parameters
@@ -82,8 +82,8 @@ def log_likelihoods(
     """
     if list(config.stacks) != ["decoder"]:
         raise ValueError(f"Log-likelihoods need a Decoder; got {config.topology}.")
-    check_count("max_length", max_length)
-    check_count("batch_size", batch_size)
+    require_count("max_length", max_length)
+    require_count("batch_size", batch_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     check_divisible(config, mesh.shape, batch_size=batch_size)
     check_parameters(config, params)
@@ -126,7 +126,7 @@ def rolling_windows(
         Baevski and Auli, Adaptive Input Representations for Neural Language Modeling, 2019.
         arXiv:1809.10853, section 4.3
     """
-    check_count("stride", stride, most=max_length)
+    require_count("stride", stride, most=max_length)
     end = min(len(tokens), max(max_length + 1, start + stride))
     while start < end:
         yield tokens[max(0, end - max_length - 1) : start], tokens[start:end]

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Shaped
 
 from jaxformer import functional as F
+from jaxformer.checks import require_count
 from jaxformer.config import TransformerConfig
-from jaxformer.generation.checks import check_count
 
 Tokens = Int[Array, "..."] | Int[np.ndarray, "..."]
 
@@ -70,44 +70,32 @@ def make_request(
     """
     if not config.topology.has_decoder:
         raise ValueError(f"generate needs a Decoder or an EncoderDecoder; got {config.topology}.")
-    check_count("max_new_tokens", max_new_tokens)
+    require_count("max_new_tokens", max_new_tokens)
     allowed_vocab_size = config.vocab_size if vocab_size is None else vocab_size
-    check_count("vocab_size", allowed_vocab_size, most=config.vocab_size)
+    require_count("vocab_size", allowed_vocab_size, most=config.vocab_size)
     tokens, list_lengths = as_token_array("prompt", prompt, config.vocab_size)
     if list_lengths is not None and lengths is not None:
         raise ValueError(
             "lengths must not be passed with a list of rows, which has lengths "
             f"{list_lengths.tolist()}; got {lengths}."
         )
-    row_lengths = check_lengths(
-        config,
-        tokens,
-        lengths if list_lengths is None else list_lengths,
-        max_new_tokens=max_new_tokens,
-    )
+    lengths = lengths if list_lengths is None else list_lengths
+    row_lengths = check_lengths(config, tokens, lengths, max_new_tokens=max_new_tokens)
     batch_shape = tokens.shape[:-1]
     source_tokens, segments = as_source_array(config, source, source_segments, batch_shape)
     stop = as_stop_array(stop_tokens, batch_shape)
-    return Request(
-        tokens, row_lengths, stop, jnp.int32(allowed_vocab_size), source_tokens, segments
-    )
+    allowed = jnp.int32(allowed_vocab_size)
+    return Request(tokens, row_lengths, stop, allowed, source_tokens, segments)
 
 
 def flatten_batch(request: Request) -> Request:
     """Return the request with its batch axes flattened to one."""
-    count = request.lengths.size
+    count, num_axes = request.lengths.size, request.lengths.ndim
 
     def rows(x: Array) -> Array:
-        return x.reshape(count, x.shape[-1])
+        return x if x is request.vocab_size else x.reshape(count, *x.shape[num_axes:])
 
-    source, segments = request.source, request.source_segments
-    return request._replace(
-        prompt=rows(request.prompt),
-        lengths=request.lengths.reshape(count),
-        stop_tokens=rows(request.stop_tokens),
-        source=None if source is None else rows(source),
-        source_segments=None if segments is None else rows(segments),
-    )
+    return jax.tree.map(rows, request)
 
 
 def pad_to_bucket(request: Request, max_source_length: int | None) -> Request:
@@ -119,17 +107,15 @@ def pad_to_bucket(request: Request, max_source_length: int | None) -> Request:
         request: Prompts and sources.
         max_source_length: Maximum width of the sources; None is no limit.
     """
-    prompt = request.prompt
-    wider = bucket_length(prompt.shape[-1]) - prompt.shape[-1]
-    request = request._replace(prompt=_pad_right(prompt, wider))
-    source, segments = request.source, request.source_segments
+    prompt, source, segments = request.prompt, request.source, request.source_segments
+    request = request._replace(prompt=pad_right(prompt, bucket_length(prompt.shape[-1])))
     if source is None:
         return request
-    length = source.shape[-1]
-    wider = min(bucket_length(length), max_source_length or bucket_length(length)) - length
+    width = bucket_length(source.shape[-1])
+    width = min(width, max_source_length or width)
     segments = jnp.ones(source.shape, jnp.int32) if segments is None else segments
     return request._replace(
-        source=_pad_right(source, wider), source_segments=_pad_right(segments, wider)
+        source=pad_right(source, width), source_segments=pad_right(segments, width)
     )
 
 
@@ -139,8 +125,9 @@ def bucket_length(length: int) -> int:
     return -(-length // granularity) * granularity
 
 
-def _pad_right(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_count"]:
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)])
+def pad_right(x: Shaped[Array, "*batch T"], width: int) -> Shaped[Array, "*batch width"]:
+    """Pad every row with zeros."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
 def pad_batch(request: Request, multiple: int) -> Request:
@@ -176,7 +163,7 @@ def as_token_array(
     lengths = None
     if _is_list_of_rows(values):
         values, lengths = pad_rows(values, name=name)
-    tokens = values if isinstance(values, jax.Array) else np.asarray(values)
+    tokens = _as_array(values)
     if tokens.ndim < 1:
         raise ValueError(f"The {name} must have an axis of token ids; got {values}.")
     shortest = tokens.shape[-1] if lengths is None else min(lengths)
@@ -235,7 +222,7 @@ def as_stop_array(values: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
     """Return the stop ids of each row, padded with -1."""
     if _is_list_of_rows(values):
         values, _ = pad_rows(values, name="stop tokens", fill=-1)
-    stop = jnp.atleast_1d(values if isinstance(values, jax.Array) else np.asarray(values))
+    stop = jnp.atleast_1d(_as_array(values))
     if stop.size and not jnp.issubdtype(stop.dtype, jnp.integer):
         raise ValueError(f"stop_tokens must have an integer dtype; got {stop.dtype}.")
     if stop.shape[:-1] not in ((), rows):
@@ -244,6 +231,11 @@ def as_stop_array(values: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
             f"got {stop.shape}."
         )
     return jnp.broadcast_to(stop.astype(jnp.int32), (*rows, stop.shape[-1]))
+
+
+def _as_array(values: Any) -> Any:
+    """An array of JAX as it is, anything else as one of NumPy, which keeps 64-bit numbers."""
+    return values if isinstance(values, jax.Array) else np.asarray(values)
 
 
 def _is_list_of_rows(values: Any) -> bool:
@@ -261,8 +253,7 @@ def check_lengths(
     """Return row lengths as an array; each must be from 1 to the width and fit max_length."""
     batch_shape, width = prompt.shape[:-1], prompt.shape[-1]
     row_lengths = np.full(batch_shape, width) if lengths is None else lengths
-    if not isinstance(row_lengths, jax.Array):
-        row_lengths = np.asarray(row_lengths)
+    row_lengths = _as_array(row_lengths)
     if row_lengths.shape != batch_shape or not jnp.issubdtype(row_lengths.dtype, jnp.integer):
         raise ValueError(
             f"lengths must be integers of shape {batch_shape}, one per row; got "

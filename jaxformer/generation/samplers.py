@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields
-from jaxformer.generation.checks import check_count
+from jaxformer.checks import check_fields, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Sample:
                 "For the most likely token use Greedy()."
             )
         if self.top_k is not None:
-            check_count("top_k", self.top_k)
+            require_count("top_k", self.top_k)
         for name in ("top_p", "min_p"):
             probability = getattr(self, name)
             if probability is not None and not 0 < probability <= 1:
@@ -71,7 +70,7 @@ class Beam:
 
     def __post_init__(self):
         check_fields(self)
-        check_count("num_beams", self.num_beams)
+        require_count("num_beams", self.num_beams)
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty must be finite; got {self.length_penalty}.")
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import functional as F
 from jaxformer import layers
 from jaxformer.config import TransformerConfig
+from jaxformer.generation.prompts import pad_right
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
 from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
 from jaxformer.layers.rope import rope_invalidates_cache
@@ -74,12 +75,10 @@ def prefill(
         )
     chunk = length if chunk is None else min(chunk, length)
     num_chunks = -(-length // chunk)
-    padded = _pad_tokens(prompt, num_chunks * chunk)
+    padded = pad_right(prompt, num_chunks * chunk)
     model = Transformer(config, dtype=dtype)
-    tensor_devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    cache = empty_cache(
-        config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=tensor_devices
-    )
+    devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=devices)
     cache = cache._replace(min_rope_length=lengths)
 
     def read_chunk(
@@ -96,18 +95,15 @@ def prefill(
     def read_next_chunk(carry: tuple[Array, Cache], start: Int[Array, ""]):
         logits_so_far, cache = carry
         logits, cache = read_chunk(cache, start)
-        ends = (lengths > start)[..., None]
-        return (
-            jnp.where(jnp.broadcast_to(ends, logits_so_far.shape), logits, logits_so_far),
-            cache,
-        ), None
+        ends = jnp.broadcast_to((lengths > start)[..., None], logits.shape)
+        return (jnp.where(ends, logits, logits_so_far), cache), None
 
     encoded = dict(source=source, source_segments=source_segments)
     carry = read_chunk(cache, jnp.int32(0), cache_is_empty=True, **encoded)
     if num_chunks > 1:
         carry, _ = jax.lax.scan(read_next_chunk, carry, chunk * jnp.arange(1, num_chunks))
     logits, cache = carry
-    return logits, Context(_pad_tokens(prompt, capacity), cache)
+    return logits, Context(pad_right(prompt, capacity), cache)
 
 
 def decode_step(
@@ -149,16 +145,12 @@ def decode_step(
         return _last_logits(model, mesh, params, tokens[..., None], cache=cache)
 
     def recompute_cache() -> tuple[Array, Cache]:
-        return _last_logits(
-            model,
-            mesh,
-            params,
-            all_tokens,
-            segments=F.length_mask(length, all_tokens.shape[-1]).astype(jnp.int32),
-            cache=_clear(cache)._replace(min_rope_length=length),
-            logits_at=length[..., None] - 1,
-            cache_is_empty=True,
-        )
+        inputs = {
+            "segments": F.length_mask(length, all_tokens.shape[-1]).astype(jnp.int32),
+            "cache": _clear(cache)._replace(min_rope_length=length),
+            "logits_at": length[..., None] - 1,
+        }
+        return _last_logits(model, mesh, params, all_tokens, cache_is_empty=True, **inputs)
 
     ropes = (layer.rope for layer in config.distinct_layers)
     if not any(rope is not None and rope.depends_on_length for rope in ropes):
@@ -168,12 +160,6 @@ def decode_step(
             jnp.any(rope_invalidates_cache(config, length)), recompute_cache, decode_token
         )
     return logits, Context(all_tokens, cache)
-
-
-def _pad_tokens(tokens: Int[Array, "*batch T"], width: int) -> Int[Array, "*batch width"]:
-    """Pad every row with zeros."""
-    *batch, length = tokens.shape
-    return jnp.pad(tokens, [(0, 0)] * len(batch) + [(0, width - length)])
 
 
 def _last_logits(

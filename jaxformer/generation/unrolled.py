@@ -99,18 +99,19 @@ def decodes_faster_unrolled(config: c.TransformerConfig) -> bool:
 
 def unroll_to_decode(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
     """Return the model as it decodes faster; of a large model, which is not copied, say how."""
-    has_loop = config.count_repeats(config.num_layers)[0] > 1
-    is_faster, num_parameters = decodes_faster_unrolled(config), costs.num_parameters(config)
-    if has_loop and is_faster and num_parameters <= MAX_COPIED_PARAMETERS:
+    num_repeats, *_ = config.count_repeats(config.num_layers)
+    num_parameters = costs.num_parameters(config)
+    is_faster = num_repeats > 1 and decodes_faster_unrolled(config)
+    if is_faster and num_parameters <= MAX_COPIED_PARAMETERS:
         return unroll(config, params)
     check_parameters(config, params)
-    if not has_loop or not is_faster:
+    if not is_faster:
         return config, params
     warnings.warn(
         f"This model decodes faster with parameters of its own for each layer. It has "
         f"{num_parameters:.2g} parameters, more than the {MAX_COPIED_PARAMETERS:.2g} that each "
         "call copies, so unroll it once: `config, params = jaxformer.generation.unroll(config, "
         "params, donate=True)`, or `load_pretrained(folder, unroll=True)`.",
-        stacklevel=3,
+        stacklevel=4,  # the caller of `generate` or `stream`
     )
     return config, params

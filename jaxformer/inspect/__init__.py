@@ -17,6 +17,7 @@ from jaxformer.inspect.composition import composition_scores as composition_scor
 from jaxformer.inspect.lens import TunedLens as TunedLens
 from jaxformer.inspect.lens import logit_lens as logit_lens
 from jaxformer.inspect.lens import token_losses as token_losses
+from jaxformer.inspect.lens import train_tuned_lens as train_tuned_lens
 from jaxformer.inspect.logit_attribution import LogitAttribution as LogitAttribution
 from jaxformer.inspect.logit_attribution import logit_attribution as logit_attribution
 from jaxformer.inspect.memory import StateMemory as StateMemory
@@ -51,5 +52,4 @@ from jaxformer.inspect.statistics import Statistics as Statistics
 from jaxformer.inspect.statistics import activation_statistics as activation_statistics
 from jaxformer.inspect.statistics import gradient_statistics as gradient_statistics
 from jaxformer.inspect.statistics import residual_contributions as residual_contributions
-from jaxformer.inspect.tuned_lens import train_tuned_lens as train_tuned_lens
 from jaxformer.layers.stack import unstack_layers as unstack_layers

@@ -13,6 +13,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.decay import decay_weights, token_steps
 from jaxformer.inspect.model_trace import (
+    Arrays,
     Params,
     apply_with_intermediates,
     as_int_tuple,
@@ -20,7 +21,7 @@ from jaxformer.inspect.model_trace import (
     check_inputs,
     head_stack,
 )
-from jaxformer.inspect.sizes import format_bytes
+from jaxformer.inspect.sizes import check_bytes
 from jaxformer.layers import Transformer
 from jaxformer.layers.attention.core import AttentionTrace
 from jaxformer.layers.attention.decay import DecayTrace
@@ -102,21 +103,22 @@ def attention_maps(
         >>> inspect.attention_maps(config, params, tokens, heads=(0, 2)).decoder.shape
         (2, 2, 5, 5)
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
+    arrays = check_inputs(config, tokens, inputs)
     choice = MapSelection(
         as_int_tuple("layers", layers), as_int_tuple("heads", heads), as_int_tuple("window", window)
     )
-    lengths = _map_lengths(config, tokens, inputs)
+    lengths = _map_lengths(config, arrays)
     requested_parts = tuple(lengths) if parts is None else tuple(parts)
     if isinstance(parts, str) or not requested_parts or set(requested_parts) - set(lengths):
         raise ValueError(f"parts must be among {tuple(lengths)} for this model; got {parts!r}.")
-    rows = tokens.size // tokens.shape[-1]
+    rows = arrays["tokens"].size // arrays["tokens"].shape[-1]
     total = sum(_check_and_count(config, part, lengths[part], choice) for part in requested_parts)
-    _check_bytes(4 * rows * total, max_bytes, choice)
-    maps = _compute_maps(
-        Transformer(config, dtype=dtype), choice, requested_parts, params, tokens, inputs
-    )
-    return AttentionMaps(**maps)
+    ways = zip(choice, ("layers=(0,)", "heads=(0, 1)", "window=(0, 128)"), strict=True)
+    fewer = ", ".join(way for selected, way in ways if selected is None)
+    advice = f"Select fewer, for example by {fewer or 'fewer layers, heads and queries'}"
+    check_bytes("These attention maps need", 4 * rows * total, max_bytes, advice)
+    model = Transformer(config, dtype=dtype)
+    return AttentionMaps(**_compute_maps(model, choice, requested_parts, params, arrays))
 
 
 def attention_entropy(
@@ -141,14 +143,12 @@ def attention_entropy(
     return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
 
 
-def _map_lengths(
-    config: c.TransformerConfig, tokens: Array, inputs: dict[str, Array]
-) -> dict[MapKind, tuple[int, int]]:
+def _map_lengths(config: c.TransformerConfig, arrays: Arrays) -> dict[MapKind, tuple[int, int]]:
     """(queries, keys) of each kind of attention the model has."""
-    num_tokens = tokens.shape[-1]
+    num_tokens = arrays["tokens"].shape[-1]
     lengths: dict[MapKind, tuple[int, int]] = {head_stack(config): (num_tokens, num_tokens)}
     if config.topology.is_encoder_decoder:
-        source = inputs["source"].shape[-1]
+        source = arrays["source"].shape[-1]
         lengths |= {"encoder": (source, source), "cross": (num_tokens, source)}
     return lengths
 
@@ -173,10 +173,8 @@ def _check_and_count(
             f"Layers have different numbers of heads ({num_heads} and {other_counts[0]}), so their "
             "maps cannot be stacked; select layers with one number by layers=(...)."
         )
-    for name, selected, limit in (
-        ("layers", choice.layers, depth),
-        ("heads", choice.heads, num_heads),
-    ):
+    ranges = ("layers", choice.layers, depth), ("heads", choice.heads, num_heads)
+    for name, selected, limit in ranges:
         outside = [i for i in selected or () if not 0 <= i < limit]
         if outside or selected == ():
             raise ValueError(
@@ -192,22 +190,8 @@ def _check_and_count(
                 f"{part}; got {choice.window}."
             )
         queries = stop - first
-    of_layers = depth if choice.layers is None else len(choice.layers)
-    return of_layers * (num_heads if choice.heads is None else len(choice.heads)) * queries * keys
-
-
-def _check_bytes(needed: int, max_bytes: int, choice: MapSelection) -> None:
-    """Check the size of the maps; the error suggests a smaller selection."""
-    if needed <= max_bytes:
-        return
-    ways = {"layers": "layers=(0,)", "heads": "heads=(0, 1)", "window": "window=(0, 128)"}
-    ways = {name: way for name, way in ways.items() if getattr(choice, name) is None}
-    fewer = ", ".join(ways.values()) or "fewer layers, heads and queries"
-    raise ValueError(
-        f"These attention maps need {format_bytes(needed)}, but max_bytes is "
-        f"{format_bytes(max_bytes)}. Select fewer, for example by {fewer}, or raise max_bytes to "
-        f"{needed}."
-    )
+    heads = range(num_heads) if choice.heads is None else choice.heads
+    return len(layers) * len(heads) * queries * keys
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -216,23 +200,18 @@ def _compute_maps(
     choice: MapSelection,
     parts: tuple[MapKind, ...],
     params: Params,
-    tokens: Array,
-    inputs: dict[str, Array],
+    arrays: Arrays,
 ) -> dict[str, Array]:
     """The maps of each part."""
-    _, intermediates = apply_with_intermediates(model, params, tokens, inputs)
+    _, intermediates = apply_with_intermediates(model, params, arrays)
     maps: dict[str, Array] = {}
     for part in parts:
         stack, branch = ("decoder", "cross_attention") if part == "cross" else (part, "attention")
         layers = unstack_layers(intermediates[stack])
         selected_layers = range(len(layers)) if choice.layers is None else choice.layers
         traces = (attention_traces(layers[i][branch]) for i in selected_layers)
-        records = [
-            next((x for x in layer if isinstance(x, AttentionTrace)), layer[0]) for layer in traces
-        ]
-        maps[part] = jnp.stack(
-            [_layer_weights(layer_record, tokens, choice) for layer_record in records]
-        )
+        records = (next((x for x in t if isinstance(x, AttentionTrace)), t[0]) for t in traces)
+        maps[part] = jnp.stack([_layer_weights(x, arrays["tokens"], choice) for x in records])
     return maps
 
 
@@ -242,14 +221,10 @@ def _layer_weights(
     """Attention weights of one layer for the selected heads and queries."""
     if isinstance(recorded, DecayTrace):
         return _decay_weights(recorded, tokens, choice)
-    mask, bias, group = (
-        recorded.mask,
-        recorded.bias,
-        recorded.query.shape[-2] // recorded.key.shape[-2],
-    )
     query, key, sinks = recorded.query, recorded.key, recorded.sinks
+    mask, bias = recorded.mask, recorded.bias
     if choice.heads is not None:
-        heads = jnp.asarray(choice.heads)
+        heads, group = jnp.asarray(choice.heads), query.shape[-2] // key.shape[-2]
         query, key = query[..., heads, :], key[..., heads // group, :]
         sinks = None if sinks is None else sinks[heads]
         mask, bias = (_select_heads(x, query.ndim, heads) for x in (mask, bias))
@@ -261,30 +236,26 @@ def _layer_weights(
     return F.attention_weights(query, key, mask, bias, sinks=sinks, **options)
 
 
-def _select_heads(mask_or_bias: Any, num_axes: int, heads: Int[Array, " n"]) -> Any:
+def _select_heads(x: Any, num_axes: int, heads: Int[Array, " n"]) -> Any:
     """Select heads of a mask or bias; one without a head axis is unchanged."""
-    if isinstance(mask_or_bias, F.AttentionBias):
-        return mask_or_bias.map_heads(
-            lambda x, axis: x if axis is None else jnp.take(x, heads, axis)
-        )
-    if mask_or_bias is None or isinstance(mask_or_bias, F.AttentionMask):
-        return mask_or_bias
-    by_head = mask_or_bias.ndim >= num_axes or jnp.issubdtype(mask_or_bias.dtype, jnp.floating)
-    return (
-        mask_or_bias[..., heads, :, :] if by_head and mask_or_bias.shape[-3] > 1 else mask_or_bias
-    )
+    if isinstance(x, F.AttentionBias):
+        return x.map_heads(lambda part, axis: part if axis is None else part.take(heads, axis))
+    if x is None or isinstance(x, F.AttentionMask):
+        return x
+    by_head = x.ndim >= num_axes or jnp.issubdtype(x.dtype, jnp.floating)
+    return x[..., heads, :, :] if by_head and x.shape[-3] > 1 else x
 
 
-def _select_queries(mask_or_bias: Any, rows: slice) -> Any:
+def _select_queries(x: Any, rows: slice) -> Any:
     """Select queries of a mask or bias."""
-    if mask_or_bias is None:
+    if x is None:
         return None
-    if not isinstance(mask_or_bias, F.AttentionMask | F.AttentionBias):
-        return mask_or_bias[..., rows, :] if mask_or_bias.shape[-2] > 1 else mask_or_bias
-    mask_or_bias = mask_or_bias._replace(query_positions=mask_or_bias.query_positions[..., rows])
-    if isinstance(mask_or_bias, F.AttentionMask) and mask_or_bias.query_segments is not None:
-        mask_or_bias = mask_or_bias._replace(query_segments=mask_or_bias.query_segments[..., rows])
-    return mask_or_bias
+    if not isinstance(x, F.AttentionMask | F.AttentionBias):
+        return x[..., rows, :] if x.shape[-2] > 1 else x
+    x = x._replace(query_positions=x.query_positions[..., rows])
+    if isinstance(x, F.AttentionMask) and x.query_segments is not None:
+        x = x._replace(query_segments=x.query_segments[..., rows])
+    return x
 
 
 def _decay_weights(
@@ -295,10 +266,8 @@ def _decay_weights(
     if choice.heads is not None:
         rates = F.DecayRates(*(rate[jnp.asarray(choice.heads)] for rate in rates))
     rows = slice(None) if choice.window is None else slice(*choice.window)
-    decay_matrix = decay_weights(
-        rates.gamma, token_steps(tokens[..., None, None], recorded.segments, None), rows
-    )
-    shape = (*tokens.shape[:-1], *decay_matrix.shape[-3:])
-    return jnp.broadcast_to(decay_matrix, shape) * jnp.broadcast_to(
-        rates.gain[:, None, None], shape
-    )
+    steps = token_steps(tokens[..., None, None], recorded.segments, None)
+    decays = decay_weights(rates.gamma, steps, rows)
+    shape = (*tokens.shape[:-1], *decays.shape[-3:])
+    gain = jnp.broadcast_to(rates.gain[:, None, None], shape)
+    return jnp.broadcast_to(decays, shape) * gain

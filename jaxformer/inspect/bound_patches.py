@@ -1,8 +1,7 @@
 """Patches bound to the layers of a model, as perturbations of what its modules sow."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxformer import config as c
-from jaxformer.inspect.model_trace import as_int_tuple
+from jaxformer.inspect.model_trace import Arrays, as_int_tuple
 from jaxformer.inspect.named_values import (
     Layer,
     ModelRun,
@@ -27,11 +26,10 @@ from jaxformer.layers.stack import layer_path
 AnyArray = Array | np.ndarray
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("change", "active", "positions", "heads"),
-    meta_fields=("name", "layers"),
-)
+STATIC = {"static": True}  # part of the compiled program
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BoundPatch:
     """A patch whose place exists.
@@ -45,19 +43,15 @@ class BoundPatch:
         heads: Heads; None of a value without heads.
     """
 
-    name: str
-    layers: tuple[Layer, ...]
+    name: str = field(metadata=STATIC)
+    layers: tuple[Layer, ...] = field(metadata=STATIC)
     change: Change
     active: Bool[AnyArray, " layers"]
     positions: Int[AnyArray, " positions"]
     heads: Int[AnyArray, " heads"] | None
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("change", "active", "positions", "heads"),
-    meta_fields=("field",),
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerPatch:
     """A patch in one layer: the function that `layers.runtime.sow_and_perturb` applies."""
@@ -66,16 +60,16 @@ class LayerPatch:
     active: Bool[AnyArray, ""]
     positions: Int[AnyArray, " positions"]
     heads: Int[AnyArray, " heads"] | None
-    field: str | None
+    sown_field: str | None = field(metadata=STATIC)
 
     def __call__(self, sown: Any) -> Any:
-        """Return the value, or the tree whose `field` it is, after the patch."""
-        x = sown if self.field is None else getattr(sown, self.field)
+        """Return the value, or the tree whose `sown_field` it is, after the patch."""
+        x = sown if self.sown_field is None else getattr(sown, self.sown_field)
         index = _index(self.positions, self.heads)
         before = x[index]
         after = jnp.broadcast_to(self.change(x, index), before.shape).astype(x.dtype)
         x = x.at[index].set(jnp.where(self.active, after, before))
-        return x if self.field is None else sown._replace(**{self.field: x})
+        return x if self.sown_field is None else sown._replace(**{self.sown_field: x})
 
 
 def _index(positions: AnyArray, heads: AnyArray | None) -> tuple[Any, ...]:
@@ -89,14 +83,14 @@ def perturbations(config: c.TransformerConfig, patches: tuple[BoundPatch, ...]) 
     """The collection "perturbations" of these patches, for `layers.runtime.sow_and_perturb`."""
     tree: dict[str, Any] = {}
     for patch in patches:
-        stack, path, field = path_of(config, patch.name)
+        stack, path, sown_field = path_of(config, patch.name)
         by_layer = []
         for active, layer in zip(patch.active, patch.layers, strict=True):
             change: Change = patch.change
             if isinstance(change, Replace) and isinstance(change.value, ModelRun):
                 other = change.value.values[patch.name][layer]
                 change = Replace(other[_index(patch.positions, patch.heads)])
-            by_layer.append(LayerPatch(change, active, patch.positions, patch.heads, field))
+            by_layer.append(LayerPatch(change, active, patch.positions, patch.heads, sown_field))
         where, is_stacked = _block_path(config, stack, patch.layers[0])
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *by_layer) if is_stacked else by_layer[0]
         node = tree
@@ -112,15 +106,12 @@ def _block_path(
     """Path of a layer's block in the parameters of its stack, and whether it is repeated."""
     if layer is None:
         return (), False
-    path, repeat = layer_path(config.stacks[stack][0], config.stacks[stack][1], layer)
+    path, repeat = layer_path(*config.stacks[stack], layer)
     return tuple(path.split("/")), bool(repeat)
 
 
 def bind_patches(
-    config: c.TransformerConfig,
-    patches: Mapping[At | str, Change],
-    tokens: Array,
-    inputs: Mapping[str, Array],
+    config: c.TransformerConfig, patches: Mapping[At | str, Change], arrays: Arrays
 ) -> tuple[BoundPatch, ...]:
     """Check patches, and divide each among the blocks whose layers it changes.
 
@@ -130,9 +121,8 @@ def bind_patches(
     bound: list[tuple[At, BoundPatch]] = []
     for name_or_place, change in patches.items():
         at = At(name_or_place) if isinstance(name_or_place, str) else name_or_place
-        shapes = shapes_of(config, at.name)
-        text = inputs["source"] if is_of_source(at.name) else tokens
-        bound += [(at, x) for x in _bind(config, at, change, shapes, text.shape)]
+        text = arrays["source" if is_of_source(at.name) else "tokens"]
+        bound += [(at, x) for x in _bind(config, at, change, text.shape)]
     for (first, one), (second, other) in combinations(bound, 2):
         if one.name == other.name and one.layers == other.layers and _overlap(one, other):
             raise ValueError(
@@ -150,14 +140,10 @@ def _overlap(one: BoundPatch, other: BoundPatch) -> bool:
 
 
 def _bind(
-    config: c.TransformerConfig,
-    at: At,
-    change: Change,
-    shapes: dict[Layer, tuple[int, ...]],
-    text_shape: tuple[int, ...],
+    config: c.TransformerConfig, at: At, change: Change, text_shape: tuple[int, ...]
 ) -> list[BoundPatch]:
     """A patch for each block that has a layer of the place, which must exist."""
-    stack, *_ = path_of(config, at.name)
+    shapes, (stack, *_) = shapes_of(config, at.name), path_of(config, at.name)
     selected = as_int_tuple("layer", at.layer)
     layers: tuple[Layer, ...] = tuple(shapes) if selected is None else selected
     outside = [i for i in layers if i not in shapes]
@@ -224,10 +210,8 @@ def _with_all_axes(
             f"The value of {type(change).__name__} must broadcast to {place}, the shape of {at}; "
             f"got {value.shape}."
         )
-    remaining_sizes = iter(sizes)
-    return type(change)(
-        value.reshape([next(remaining_sizes) if is_kept else 1 for _, is_kept in axes])
-    )
+    kept_sizes = iter(sizes)
+    return type(change)(value.reshape([next(kept_sizes) if kept else 1 for _, kept in axes]))
 
 
 def _check_run(at: At, change: Change, shapes: Mapping[Layer, tuple[int, ...]]) -> None:

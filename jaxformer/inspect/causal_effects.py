@@ -17,6 +17,7 @@ from jaxformer import functional as F
 from jaxformer.inspect.bound_patches import BoundPatch, bind_patches, perturbations
 from jaxformer.inspect.lens import next_token_targets
 from jaxformer.inspect.model_trace import (
+    Arrays,
     Params,
     apply_with_intermediates,
     as_id_array,
@@ -157,18 +158,14 @@ def path_patching(
     branches = [name for name in BRANCHES if name in value_shapes(config)]
     base = _Base(config, params, corrupted, metric, dtype, inputs)
     clean_run, scale = base.run_clean(clean, ("heads",))
-    corrupted_run, _ = base.run(base.tokens, tuple(branches))
+    corrupted_run, _ = base.run(base.arrays, tuple(branches))
 
     def freeze_branches(layer: int) -> dict[At | str, Change]:
         patches: dict[At | str, Change] = {}
         for branch in branches:
-            is_own = branch.startswith("attention")
-            layers = tuple(
-                i
-                for i in shapes_of(config, branch)
-                if i is not None and not (is_own and i == layer)
-            )
-            if layers:
+            own = layer if branch.startswith("attention") else None
+            numbers = (i for i in shapes_of(config, branch) if i is not None and i != own)
+            if layers := tuple(numbers):
                 patches[At(branch, layer=layers)] = Replace(corrupted_run)
         return patches
 
@@ -210,10 +207,6 @@ def ablate_heads(
     change = changes.get(by)
     if change is None:
         raise ValueError(f"by must be 'zero' or 'mean'; got {by!r}.")
-    tokens, inputs = check_inputs(config, tokens, inputs)
-    if metric is None:
-        targets, has_loss = next_token_targets(config, tokens, None, inputs.get("segments"))
-        metric = Partial(_mean_loss, targets, has_loss)
     return _Base(config, params, tokens, metric, dtype, inputs).effects("heads", change, "head")
 
 
@@ -229,18 +222,20 @@ class _Base:
         config: c.TransformerConfig,
         params: Params,
         tokens: Any,
-        metric: Metric,
+        metric: Metric | None,
         dtype: DTypeLike,
         inputs: dict[str, Array],
     ):
         self.model, self.params = Transformer(config, dtype=dtype), params
-        self.tokens, self.inputs = check_inputs(config, tokens, inputs)
+        self.arrays = check_inputs(config, tokens, inputs)
+        if metric is None:
+            metric = Partial(_mean_loss, *next_token_targets(config, self.arrays, None))
         self.metric = metric if isinstance(metric, Partial) else Partial(metric)
-        self.score = self.run(self.tokens, ())[1]
+        self.score = self.run(self.arrays, ())[1]
 
-    def run(self, tokens: Array, record: tuple[str, ...]) -> tuple[ModelRun, float]:
+    def run(self, arrays: Arrays, record: tuple[str, ...]) -> tuple[ModelRun, float]:
         """A run without patches, and its metric, which must be a number."""
-        result = run_bound(self.model, record, self.params, tokens, self.inputs, ())
+        result = run_bound(self.model, record, self.params, arrays, ())
         score = jnp.asarray(self.metric(result.logits))
         if score.shape:
             raise ValueError(f"metric(logits) must be one number; got shape {score.shape}.")
@@ -248,16 +243,15 @@ class _Base:
 
     def run_clean(self, clean: Any, record: tuple[str, ...]) -> tuple[ModelRun, float]:
         """The clean run, and how much its metric is larger."""
-        clean = as_id_array("clean", clean)
-        if clean.shape != self.tokens.shape:
+        clean, corrupted = as_id_array("clean", clean), self.arrays["tokens"]
+        if clean.shape != corrupted.shape:
             raise ValueError(
-                f"clean and corrupted must have one shape; got {clean.shape} and "
-                f"{self.tokens.shape}."
+                f"clean and corrupted must have one shape; got {clean.shape} and {corrupted.shape}."
             )
         for name in record:
             shapes_of(self.model.config, name)
-        clean, _ = check_inputs(self.model.config, clean, self.inputs)
-        result, score = self.run(clean, record)
+        inputs = {name: x for name, x in self.arrays.items() if name != "tokens"}
+        result, score = self.run(check_inputs(self.model.config, clean, inputs), record)
         if not abs(score - self.score) > 1e-6 * max(abs(score), abs(self.score)):
             raise ValueError(
                 f"The metric must tell clean and corrupted apart; it is {score} and {self.score}."
@@ -273,14 +267,12 @@ class _Base:
     ) -> Float32[np.ndarray, "layers columns"]:
         """Change of the metric for each layer and column; NaN where there is no value."""
         config = self.model.config
-        bind = partial(bind_patches, config, tokens=self.tokens, inputs=self.inputs)
         rows: dict[int, np.ndarray] = {}
         for layer in value_layers(config, name, by):
-            (patch,) = bind(patches={At(name, layer=layer): change})
-            rest = bind(patches=layer_patches(layer))
-            arrays = self.params, self.tokens, self.inputs, patch, rest, self.metric
-            scores = _scores(self.model, by, *arrays)
-            rows[layer] = np.asarray(scores, np.float32) - self.score
+            (patch,) = bind_patches(config, {At(name, layer=layer): change}, self.arrays)
+            rest = bind_patches(config, layer_patches(layer), self.arrays)
+            of_run = self.params, self.arrays, patch, rest, self.metric
+            rows[layer] = np.asarray(_scores(self.model, by, *of_run), np.float32) - self.score
         depth = config.stacks["encoder" if name.startswith(ENCODER) else head_stack(config)][1]
         effects = np.full((depth, max(map(len, rows.values()))), np.nan, np.float32)
         for layer, row in rows.items():
@@ -309,8 +301,7 @@ def _scores(
     model: Transformer,
     by: Literal["position", "head"],
     params: Params,
-    tokens: Array,
-    inputs: dict[str, Array],
+    arrays: Arrays,
     patch: BoundPatch,
     fixed_patches: tuple[BoundPatch, ...],
     metric: Any,
@@ -322,7 +313,7 @@ def _scores(
         if by == "head":
             one = replace(patch, heads=i[None])
         changes = perturbations(model.config, (one, *fixed_patches))
-        logits, _ = apply_with_intermediates(model, params, tokens, inputs, changes)
+        logits, _ = apply_with_intermediates(model, params, arrays, changes)
         return jnp.asarray(metric(logits), jnp.float32)
 
     columns = patch.positions if by == "position" else patch.heads

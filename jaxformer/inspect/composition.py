@@ -103,10 +103,8 @@ def _circuits(
     def scaled(x: Array, norm: Params, axis: int) -> Array:
         """Multiply the model axis by the scale of a norm, and centre it as LayerNorm does."""
         if "scale" in norm:
-            shape = [1, 1, 1]
-            shape[axis] = -1
             scale = jnp.asarray(norm["scale"], jnp.float32) + config.norm.scale_offset
-            x = x * jnp.broadcast_to(scale.reshape(shape), x.shape)
+            x = x * jnp.broadcast_to(scale[:, None, None] if axis == 0 else scale, x.shape)
         return x - jnp.mean(x, axis, keepdims=True) if config.norm.subtracts_mean else x
 
     def read(name: str | None) -> Float[Array, "N D H"]:

@@ -1,17 +1,20 @@
 """Logit lens, tuned lens and per-token losses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.model_trace import (
+    Arrays,
     ModelTrace,
     Params,
     ResidualTrace,
@@ -21,7 +24,7 @@ from jaxformer.inspect.model_trace import (
     head_stack,
     trace,
 )
-from jaxformer.inspect.sizes import format_bytes
+from jaxformer.inspect.sizes import check_bytes
 from jaxformer.layers import Norm, RuntimeConfig, Transformer, merge_lora
 from jaxformer.layers.embedding import LMHead
 from jaxformer.layers.parameter_metadata import check_parameters
@@ -86,18 +89,13 @@ def logit_lens(
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
         raise ValueError(f"layers must be in [0, {depth}]; got {layers}.")
-    tokens, inputs = check_inputs(config, tokens, inputs)
-    needed = 4 * len(depths) * tokens.size * config.vocab_size
-    if needed > max_bytes:
-        raise ValueError(
-            f"Logits of {tokens.size:,} tokens over {config.vocab_size:,} ids at {len(depths)} "
-            f"depths need {format_bytes(needed)}, but max_bytes is {format_bytes(max_bytes)}. "
-            f"Select fewer layers, for example layers=({depth},), or fewer tokens, or raise "
-            f"max_bytes to {needed}."
-        )
+    arrays = check_inputs(config, tokens, inputs)
+    count, size = arrays["tokens"].size, config.vocab_size
+    what = f"Logits of {count:,} tokens over {size:,} ids at {len(depths)} depths need"
+    advice = f"Select fewer layers, for example layers=({depth},), or fewer tokens"
+    check_bytes(what, 4 * len(depths) * count * size, max_bytes, advice)
     config, params = merge_lora(config, params)
-    recorded = trace(config, params, tokens, dtype=dtype, **inputs)
-    stream = depth_streams(config, recorded)
+    stream = depth_streams(config, trace(config, params, **arrays, dtype=dtype))
     if tuned is not None:
         shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)
         if (tuned.kernel.shape, tuned.bias.shape) != shapes:
@@ -108,9 +106,8 @@ def logit_lens(
         translated = jax.vmap(TunedLens.translate)(tuned, stream[:-1])
         stream = jnp.concatenate([translated, stream[-1:]])
     stream = stream[jnp.asarray(depths)]
-    return apply_head(
-        config, RuntimeConfig(dtype=dtype, adapter=config.adapter), stack, params, stream
-    )
+    runtime = RuntimeConfig(dtype=dtype, adapter=config.adapter)
+    return apply_head(config, runtime, stack, params, stream)
 
 
 def depth_streams(
@@ -132,6 +129,80 @@ def apply_head(
     table = params["embedding"]["tokens"]["embedding"].astype(mode.dtype)
     logits: Any = LMHead(config, mode).apply({"params": params.get("head", {})}, x, table)
     return logits
+
+
+def train_tuned_lens(
+    config: c.TransformerConfig,
+    params: Params,
+    batches: Iterable[Int[Array, "*batch T"]],
+    *,
+    learning_rate: float = 1e-3,
+    dtype: DTypeLike = jnp.float32,
+) -> tuple[TunedLens, Float32[np.ndarray, "steps layers"]]:
+    """Train a tuned lens, for `logit_lens(..., tuned=lens)`, with a step of Adam for each batch.
+
+        loss[l] = mean over tokens of KL(model || lens of x[l] + x[l] @ A[l] + b[l])
+
+    It starts as the logit lens (A = 0, b = 0), and exists for every configuration that has no
+    encoder beside its decoder. The model does not change.
+
+    Args:
+        config: The model.
+        params: The parameters.
+        batches: Token ids of texts as in training; all of one shape are one compiled program.
+        learning_rate: Learning rate of Adam.
+        dtype: Dtype of the model's computation.
+
+    Returns:
+        The lens, and the losses of each step and depth, in nats.
+
+    Raises:
+        ValueError: There is no batch, or the model is an encoder-decoder.
+
+    References:
+        Belrose et al., Eliciting Latent Predictions from Transformers with the Tuned Lens, 2023.
+        arXiv:2303.08112, section 3
+    """
+    if config.topology.is_encoder_decoder:
+        raise ValueError("A tuned lens needs a model of one stack; got an EncoderDecoder.")
+    config, params = merge_lora(config, params)
+    optimizer = optax.adam(learning_rate)
+    width, depth = config.model_dim, config.num_layers
+    lens = TunedLens(jnp.zeros((depth, width, width)), jnp.zeros((depth, width)))
+    moments, losses = optimizer.init(lens), []
+    for batch in batches:
+        recorded = trace(config, params, batch, dtype=dtype)
+        state = lens, moments
+        lens, moments, loss = _update(config, params, recorded, state, learning_rate)
+        losses.append(loss)
+    if not losses:
+        raise ValueError("batches is empty; pass an iterable of token arrays.")
+    return lens, np.asarray(jnp.stack(losses))
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(
+    config: c.TransformerConfig,
+    params: Params,
+    recorded: ModelTrace,
+    state: tuple[TunedLens, Any],
+    learning_rate: Float[Array, ""],
+) -> tuple[TunedLens, Any, Float32[Array, " layers"]]:
+    """One step of Adam on the maps of all depths; they share no parameters."""
+    (lens, moments), stack = state, head_stack(config)
+    log_probs = jax.nn.log_softmax(recorded.logits)
+    probs = jnp.exp(log_probs)
+
+    def loss(one: TunedLens, x: Float[Array, "*batch T D"]) -> Float[Array, ""]:
+        predicted = apply_head(config, RuntimeConfig(), stack, params, one.translate(x))
+        ratios = log_probs - jax.nn.log_softmax(predicted)
+        return jnp.mean(jnp.sum(jnp.where(probs > 0, probs * ratios, 0.0), axis=-1))
+
+    streams = depth_streams(config, recorded)[:-1]
+    losses, gradients = jax.lax.map(lambda pair: jax.value_and_grad(loss)(*pair), (lens, streams))
+    with jax.numpy_dtype_promotion("standard"):
+        changes, moments = optax.adam(learning_rate).update(gradients, moments, lens)
+    return optax.apply_updates(lens, changes), moments, losses
 
 
 def token_losses(
@@ -162,24 +233,21 @@ def token_losses(
     Raises:
         ValueError: The model is an encoder and has no targets, or as in `Transformer`.
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
-    target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
-    scores = _scores(Transformer(config, dtype=dtype), params, tokens, target_ids, inputs)
+    arrays = check_inputs(config, tokens, inputs)
+    target_ids, has_loss = next_token_targets(config, arrays, targets)
+    scores = _scores(Transformer(config, dtype=dtype), params, arrays, target_ids)
     losses = jnp.where(has_loss, F.cross_entropy_from_statistics(scores), 0.0)
     return losses if targets is not None else losses[..., :-1]
 
 
 @partial(jax.jit, static_argnums=0)
-def _scores(model: Transformer, params: Params, tokens: Array, targets: Array, inputs: Any) -> Any:
+def _scores(model: Transformer, params: Params, arrays: Arrays, targets: Array) -> Any:
     check_parameters(model.config, params)
-    return model.apply({"params": params}, tokens, targets=targets, **inputs)
+    return model.apply({"params": params}, targets=targets, **arrays)
 
 
 def next_token_targets(
-    config: c.TransformerConfig,
-    tokens: Int[Array, "*batch T"],
-    targets: Int[Array, "*batch T"] | None,
-    segments: Int[Array, "*batch T"] | None,
+    config: c.TransformerConfig, arrays: Arrays, targets: Int[Array, "*batch T"] | None
 ) -> tuple[Int[Array, "*batch T"], Bool[Array, "*batch T"]]:
     """Next-token targets, and the mask of targets with loss.
 
@@ -187,6 +255,7 @@ def next_token_targets(
         ValueError: The model is an encoder and has no targets, or targets have another shape or are
             outside the vocabulary.
     """
+    tokens, segments = arrays["tokens"], arrays.get("segments")
     if targets is not None:
         targets = as_id_array("targets", targets)
         if targets.shape != tokens.shape:

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, Float32, Int, Integer
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.generation.prompts import pad_right
 from jaxformer.inspect.model_trace import (
+    Arrays,
     Params,
     apply_with_intermediates,
     as_id_array,
@@ -82,34 +84,29 @@ def logit_attribution(
         Wang et al., Interpretability in the Wild, 2022. arXiv:2211.00593, section 3
     """
     if "post" in config.norm_placements or config.residual is not None:
-        how = (
-            f"a norm follows each sum (norm_placement={config.norm_placement!r})"
-            if config.residual is None
-            else f"branches are joined by {type(config.residual).__name__}"
-        )
+        how = f"a norm follows each sum (norm_placement={config.norm_placement!r})"
+        if config.residual is not None:
+            how = f"branches are joined by {type(config.residual).__name__}"
         raise ValueError(f"The residual stream is not the sum of its parts: {how}.")
     config, params = merge_lora(config, params)
-    tokens, inputs = check_inputs(config, tokens, inputs)
+    arrays = check_inputs(config, tokens, inputs)
     ids = []
     for name, value in (("right", right), ("wrong", wrong)):
         if value is not None:
-            each = jnp.broadcast_to(as_id_array(name, jnp.asarray(value)[None])[0], tokens.shape)
-            F.check_token_ids(each, config.vocab_size)
-            ids.append(each)
-    return _attribute(Transformer(config, dtype=dtype), params, tokens, tuple(ids), inputs)
+            each = as_id_array(name, jnp.asarray(value)[None])[0]
+            ids.append(jnp.broadcast_to(each, arrays["tokens"].shape))
+            F.check_token_ids(ids[-1], config.vocab_size)
+    return _attribute(Transformer(config, dtype=dtype), params, arrays, tuple(ids))
 
 
 @partial(jax.jit, static_argnums=0)
 def _attribute(
-    model: Transformer, params: Params, tokens: Array, ids: tuple[Array, ...], inputs: Any
+    model: Transformer, params: Params, arrays: Arrays, ids: tuple[Array, ...]
 ) -> LogitAttribution:
     config, stack = model.config, head_stack(model.config)
-    _, intermediates = apply_with_intermediates(model, params, tokens, inputs)
-    layers = [
-        jax.tree.map(lambda x: x.astype(jnp.float32), layer)
-        for layer in unstack_layers(params[stack])
-    ]
-    values = jax.tree.map(lambda x: x.astype(jnp.float32), named_values(config, intermediates))
+    _, intermediates = apply_with_intermediates(model, params, arrays)
+    trees = unstack_layers(params[stack]), named_values(config, intermediates)
+    layers, values = jax.tree.map(lambda x: x.astype(jnp.float32), trees)
     signs = jnp.array([1.0, -1.0])[: len(ids)]
     select = jnp.einsum("i,i...v->...v", signs, jax.nn.one_hot(jnp.stack(ids), config.vocab_size))
     runtime = RuntimeConfig()
@@ -135,25 +132,21 @@ def _attribute(
 
     scalars = jnp.stack([layer.get("layer_scalar", jnp.ones(1))[0] for layer in layers])
     factors = jnp.cumprod(scalars[::-1])[::-1]  # of what enters the stream in each layer
-    branches = {
-        name: jnp.stack(
-            [
-                factors[i] * part(values[name][i]) if i in values[name] else jnp.zeros(tokens.shape)
-                for i in range(len(layers))
+    shape, branches = arrays["tokens"].shape, {}
+    for name in BRANCHES:
+        if by_layer := values.get(name):
+            parts = [
+                factor * part(by_layer[i]) if i in by_layer else jnp.zeros(shape)
+                for i, factor in enumerate(factors)
             ]
-        )
-        for name in BRANCHES
-        if name in values
-    }
-    heads = [jnp.zeros((*tokens.shape, 0))] * len(layers)
+            branches[name] = jnp.stack(parts)
+    heads = [jnp.zeros((*shape, 0))] * len(layers)
     for i in values.get("heads", {}) if "attention" in values else ():
         placement = config.layer(i).norm_placement
         onward = factors[i] * direction
         heads[i] = _head_parts(config, placement, layers[i], values["heads"][i], onward)
     most = max(x.shape[-1] for x in heads)
-    padded = jnp.stack(
-        [jnp.pad(x, [*[(0, 0)] * tokens.ndim, (0, most - x.shape[-1])]) for x in heads]
-    )
+    padded = jnp.stack([pad_right(x, most) for x in heads])
     if "attention" in branches:
         branches["attention"] -= jnp.sum(padded, axis=-1)
     embeddings = factors[0] * part(values["embeddings"][None])
@@ -171,9 +164,8 @@ def _head_parts(
             branch += jnp.broadcast_to(out["bias"], branch.shape)
         norm = layer.get("post_attention_norm", {})
         direction = _before_norm(config.norm, norm, branch, direction)
-    return config.residual_multiplier * jnp.einsum(
-        "...nh,nhd,...d->...n", heads, out["kernel"], direction
-    )
+    products = jnp.einsum("...nh,nhd,...d->...n", heads, out["kernel"], direction)
+    return config.residual_multiplier * products
 
 
 def _before_norm(

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float32, Int
 
 from jaxformer import config as c
 from jaxformer.inspect.model_trace import (
+    Arrays,
     Params,
     apply_with_intermediates,
     as_int_tuple,
@@ -78,7 +79,7 @@ def state_memory(
         >>> inspect.state_memory(config, params, tokens).decay.shape
         (2, 5, 4)
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
+    arrays = check_inputs(config, tokens, inputs)
     layer_kinds = (config.layer(i).attention.parts for i in range(config.num_layers))
     kinds: list[Any] = [next((x for x in parts if x.has_decays), parts[0]) for parts in layer_kinds]
     recurrent = [i for i, x in enumerate(kinds) if x.has_decays]
@@ -94,7 +95,7 @@ def state_memory(
             f"Layers have different numbers of heads, {heads}; select layers with one number by "
             "layers=(...)."
         )
-    log_decay = _log_decays(Transformer(config, dtype=dtype), selected, params, tokens, inputs)
+    log_decay = _log_decays(Transformer(config, dtype=dtype), selected, params, arrays)
     token_axes = tuple(range(1, log_decay.ndim - 1))
     memory = 1 / jnp.abs(jnp.expm1(jnp.mean(log_decay, axis=token_axes)))
     return StateMemory(selected, jnp.exp(log_decay), memory)
@@ -102,17 +103,13 @@ def state_memory(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _log_decays(
-    model: Transformer,
-    layers: tuple[int, ...],
-    params: Params,
-    tokens: Array,
-    inputs: dict[str, Array],
+    model: Transformer, layers: tuple[int, ...], params: Params, arrays: Arrays
 ) -> Float32[Array, "layers *batch T N"]:
-    _, intermediates = apply_with_intermediates(model, params, tokens, inputs)
+    _, intermediates = apply_with_intermediates(model, params, arrays)
     every = unstack_layers(intermediates["decoder"])
     traces = (attention_traces(every[i]["attention"]) for i in layers)
     records = (next(x for x in layer if not isinstance(x, AttentionTrace)) for layer in traces)
-    return jnp.stack([_log_decay(record, tokens) for record in records])
+    return jnp.stack([_log_decay(record, arrays["tokens"]) for record in records])
 
 
 def _log_decay(recorded: Any, tokens: Array) -> Float32[Array, "*batch T N"]:

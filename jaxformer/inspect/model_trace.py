@@ -17,6 +17,7 @@ from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS
 from jaxformer.layers.stack import unstack_layers
 
 Params = Any
+Arrays = dict[str, Any]  # what the model takes, by name: tokens, source, positions, ...
 
 
 class ResidualTrace(NamedTuple):
@@ -78,13 +79,13 @@ def trace(
     Raises:
         ValueError: As in `Transformer`.
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
-    return _trace(Transformer(config, dtype=dtype), params, tokens, inputs)
+    arrays = check_inputs(config, tokens, inputs)
+    return _trace(Transformer(config, dtype=dtype), params, arrays)
 
 
 @partial(jax.jit, static_argnums=0)
-def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any]) -> ModelTrace:
-    logits, intermediates = apply_with_intermediates(model, params, tokens, inputs)
+def _trace(model: Transformer, params: Params, arrays: Arrays) -> ModelTrace:
+    logits, intermediates = apply_with_intermediates(model, params, arrays)
     stacks = {name: _stack_trace(intermediates[name]) for name in model.config.stacks}
     return ModelTrace(stacks.get("decoder"), stacks.get("encoder"), logits)
 
@@ -95,30 +96,23 @@ def head_stack(config: c.TransformerConfig) -> c.Stack:
 
 
 def apply_with_intermediates(
-    model: Transformer,
-    params: Params,
-    tokens: Array,
-    inputs: dict[str, Any],
-    perturbations: Any = None,
+    model: Transformer, params: Params, arrays: Arrays, perturbations: Any = None
 ) -> tuple[Float[Array, "*batch T V"], Any]:
     """Logits and all sown intermediates, by module path.
 
     Args:
         model: The model.
         params: The parameters.
-        tokens: Token ids.
-        inputs: Other arrays that the model takes.
+        arrays: From `check_inputs`.
         perturbations: Functions of intermediates (see `layers.runtime.sow_and_perturb`).
 
     Raises:
         ValueError: The parameters do not match the model.
     """
     check_parameters(model.config, params)
-    variables = {"params": params} | (
-        {} if perturbations is None else {PERTURBATIONS: perturbations}
-    )
-    logits, variables_out = model.apply(variables, tokens, **inputs, mutable=[INTERMEDIATES])
-    return logits, variables_out[INTERMEDIATES]
+    changes = {} if perturbations is None else {PERTURBATIONS: perturbations}
+    logits, sown = model.apply({"params": params, **changes}, **arrays, mutable=[INTERMEDIATES])
+    return logits, sown[INTERMEDIATES]
 
 
 def attention_traces(branch: Any) -> list[Any]:
@@ -130,50 +124,45 @@ def attention_traces(branch: Any) -> list[Any]:
 INPUTS = ("source", "positions", "segments", "source_positions", "source_segments")
 
 
-def check_inputs(
-    config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
-) -> tuple[Array, dict[str, Array]]:
-    """Return the inputs as arrays, after checking names and shapes."""
+def check_inputs(config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]) -> Arrays:
+    """Return tokens and inputs as arrays by name, after checking names and shapes."""
     if unknown := set(inputs) - set(INPUTS):
         raise ValueError(
             f"Model inputs must be among {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}."
         )
-    tokens = as_id_array("tokens", tokens)
-    inputs = {
-        name: as_id_array(name, values) for name, values in inputs.items() if values is not None
-    }
-    Transformer(config).check_inputs(inputs.get("source"), None, None)
+    ids = {"tokens": tokens} | {name: x for name, x in inputs.items() if x is not None}
+    arrays = {name: as_id_array(name, values) for name, values in ids.items()}
+    tokens = arrays["tokens"]
+    Transformer(config).check_inputs(arrays.get("source"), None, None)
     F.check_token_ids(tokens, config.vocab_size)
     texts = {"": tokens}
     if config.topology.is_encoder_decoder:
-        source = texts["source_"] = inputs["source"]
+        source = texts["source_"] = arrays["source"]
         F.check_token_ids(source, config.topology.source_vocab_size or config.vocab_size)
         if source.shape[:-1] != tokens.shape[:-1]:
             raise ValueError(
                 f"tokens and source must have the same batch axes; got shapes {tokens.shape} and "
                 f"{source.shape}."
             )
-    elif source_inputs := [name for name in inputs if name.startswith("source_")]:
+    elif source_inputs := [name for name in arrays if name.startswith("source_")]:
         raise ValueError(f"This model has no encoder, so it takes no {', '.join(source_inputs)}.")
     for prefix, text in texts.items():
         for name in (prefix + "positions", prefix + "segments"):
-            if name in inputs:
-                inputs[name] = _broadcast_to_tokens(text, name, inputs[name])
+            if name in arrays:
+                arrays[name] = broadcast_to_tokens(name, arrays[name], text)
         if config.max_length is not None:
-            default_positions = jnp.arange(text.shape[-1])
-            F.check_positions(
-                inputs.get(prefix + "positions", default_positions), config.max_length
-            )
-    return tokens, inputs
+            positions = arrays.get(prefix + "positions", jnp.arange(text.shape[-1]))
+            F.check_positions(positions, config.max_length)
+    return arrays
 
 
-def _broadcast_to_tokens(text: Array, name: str, values: Array) -> Array:
+def broadcast_to_tokens(name: str, values: Array, tokens: Array) -> Array:
     """Broadcast `values` to one number per token."""
     try:
-        return jnp.broadcast_to(values, text.shape)
+        return jnp.broadcast_to(values, tokens.shape)
     except ValueError as error:
         raise ValueError(
-            f"{name} must have the shape of the tokens, {text.shape}; got {values.shape}."
+            f"{name} must have the shape of the tokens, {tokens.shape}; got {values.shape}."
         ) from error
 
 

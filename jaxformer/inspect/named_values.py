@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
-from jaxformer.inspect.model_trace import Params, apply_with_intermediates, head_stack
+from jaxformer.inspect.model_trace import Arrays, Params, apply_with_intermediates, head_stack
 from jaxformer.layers import Transformer
 from jaxformer.layers.stack import unstack_layers
 from jaxformer.parallel import abstract_parameters
@@ -17,12 +17,10 @@ STACK_VALUES: dict[str, tuple[str, ...]] = {
     "embeddings": ("stack_input",),
     "final_normed": ("stack_output",),
 }
+BRANCHES = "attention", "cross_attention", "feed_forward", "attention_and_feed_forward"
 LAYER_VALUES: dict[str, tuple[str, ...]] = {
     "stream": ("residual_stream",),
-    "attention": ("from_attention",),
-    "cross_attention": ("from_cross_attention",),
-    "feed_forward": ("from_feed_forward",),
-    "attention_and_feed_forward": ("from_attention_and_feed_forward",),
+    **{name: (f"from_{name}",) for name in BRANCHES},
     "query": ("attention", "attention_trace", "query"),
     "key": ("attention", "attention_trace", "key"),
     "value": ("attention", "attention_trace", "value"),
@@ -34,7 +32,6 @@ LAYER_VALUES: dict[str, tuple[str, ...]] = {
     "hidden": ("feed_forward", "down", "hidden"),
     "shared_hidden": ("feed_forward", "shared", "down", "hidden"),
 }
-BRANCHES = "attention", "cross_attention", "feed_forward", "attention_and_feed_forward"
 ENCODER = "encoder/"  # before the names of the encoder of an encoder-decoder
 OF_SOURCE = "cross_key", "cross_value"
 Layer = int | None  # None of a value outside the layers
@@ -104,13 +101,14 @@ def is_of_source(name: str) -> bool:
 def value_shapes(config: c.TransformerConfig) -> dict[str, dict[Layer, tuple[int, ...]]]:
     """Shape of each value by name and layer, without batch axes and tokens."""
     tokens = jax.ShapeDtypeStruct((2,), jnp.int32)
-    inputs = {"source": tokens} if config.topology.is_encoder_decoder else {}
+    texts = ("tokens", "source") if config.topology.is_encoder_decoder else ("tokens",)
 
-    def record(params: Params, tokens: Array, inputs: dict[str, Array]) -> Any:
-        intermediates = apply_with_intermediates(Transformer(config), params, tokens, inputs)[1]
+    def record(params: Params, arrays: Arrays) -> Any:
+        _, intermediates = apply_with_intermediates(Transformer(config), params, arrays)
         return named_values(config, intermediates)
 
-    values = jax.eval_shape(record, abstract_parameters(config, None), tokens, inputs)
+    shapes = abstract_parameters(config, None), dict.fromkeys(texts, tokens)
+    values = jax.eval_shape(record, *shapes)
     in_order = ("embeddings", *LAYER_VALUES, "final_normed")
     ordered = [prefix + name for prefix in (ENCODER, "") for name in in_order]
     return {

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from jaxformer import config as c
 from jaxformer.inspect.bound_patches import BoundPatch, bind_patches, perturbations
-from jaxformer.inspect.model_trace import Params, apply_with_intermediates, check_inputs
+from jaxformer.inspect.model_trace import Arrays, Params, apply_with_intermediates, check_inputs
 from jaxformer.inspect.named_values import ModelRun, named_values, shapes_of, value_shapes
 from jaxformer.inspect.patches import At, Change
 from jaxformer.layers import Transformer
@@ -63,12 +63,12 @@ def run(
         section 2 (activation patching); Turner et al., Steering Language Models With Activation
         Engineering, 2023. arXiv:2308.10248 (adding a direction)
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
+    arrays = check_inputs(config, tokens, inputs)
     recorded = tuple(value_shapes(config) if record is None else record)
     for name in recorded:
         shapes_of(config, name)
-    bound = bind_patches(config, patches or {}, tokens, inputs)
-    return run_bound(Transformer(config, dtype=dtype), recorded, params, tokens, inputs, bound)
+    bound = bind_patches(config, patches or {}, arrays)
+    return run_bound(Transformer(config, dtype=dtype), recorded, params, arrays, bound)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -76,12 +76,11 @@ def run_bound(
     model: Transformer,
     record: tuple[str, ...],
     params: Params,
-    tokens: Array,
-    inputs: dict[str, Array],
+    arrays: Arrays,
     patches: tuple[BoundPatch, ...],
 ) -> ModelRun:
     """Run a model with patches of `bind_patches`."""
     changes = perturbations(model.config, patches)
-    logits, intermediates = apply_with_intermediates(model, params, tokens, inputs, changes)
+    logits, intermediates = apply_with_intermediates(model, params, arrays, changes)
     values = named_values(model.config, intermediates)
     return ModelRun(logits, {name: values[name] for name in record})

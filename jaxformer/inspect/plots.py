@@ -135,12 +135,10 @@ def plot_heatmap(
                 dark = image.norm(value) < 0.25 or (centered and image.norm(value) > 0.75)
                 style = {"ha": "center", "va": "center", "fontsize": 7}
                 axes.text(column, row, f"{value:z.2f}", color="white" if dark else "black", **style)
-    for set_ticks, texts, how in (
-        (axes.set_yticks, rows, {}),
-        (axes.set_xticks, columns, {"rotation": 90}),
-    ):
-        if texts is not None and len(texts) <= MAX_TICK_LABELS:
-            _set_tick_labels(set_ticks, texts, **how)
+    if values.shape[0] <= MAX_TICK_LABELS:
+        _set_tick_labels(axes.set_yticks, rows)
+    if values.shape[1] <= MAX_TICK_LABELS:
+        _set_tick_labels(axes.set_xticks, columns, rotation=90)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     return figure
 
@@ -209,17 +207,11 @@ def plot_lens(
     figure = _new_figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
     axes = figure.add_subplot()
     image = axes.imshow(top_probability, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for depth in range(depths):
-        for position in range(length):
-            token = int(top_token[depth, position])
-            token_text = str(token) if names is None else repr(names[token])[1:-1]
-            style = {
-                "color": "white" if top_probability[depth, position] > 0.5 else "black",
-                "fontsize": 8,
-            }
-            axes.text(
-                position, depth, token_text, ha="center", va="center", parse_math=False, **style
-            )
+    for (depth, position), token in np.ndenumerate(top_token):
+        token_text = str(token) if names is None else repr(names[token])[1:-1]
+        colour = "white" if top_probability[depth, position] > 0.5 else "black"
+        style = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+        axes.text(position, depth, token_text, parse_math=False, **style)
     figure.colorbar(image, ax=axes, label="probability")
     if tokens is not None:
         _set_tick_labels(axes.set_xticks, tokens, fontsize=8)
@@ -264,16 +256,11 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> HtmlPage:
         )
     finite = np.isfinite(numbers)
     top = max(float(numbers.max(initial=0.0, where=finite)), 1e-6)
-    colours = [
-        f"background: rgba(220, 60, 40, {loss / top:.2f})"
-        if known
-        else "background: black; color: white"
-        for loss, known in zip(numbers, finite, strict=True)
-    ]
-    spans = [
-        f'<span title="{loss:.2f} nats" style="{colour}">{html.escape(text)}</span>'
-        for text, loss, colour in zip(texts, numbers, colours, strict=True)
-    ]
+    spans = []
+    for text, loss, known in zip(texts, numbers, finite, strict=True):
+        red = f"background: rgba(220, 60, 40, {loss / top:.2f})"
+        colour = red if known else "background: black; color: white"
+        spans.append(f'<span title="{loss:.2f} nats" style="{colour}">{html.escape(text)}</span>')
     style = "white-space: pre-wrap; font-family: monospace; color: black; background: white"
     return HtmlPage(f'<div style="{style}">{"".join(spans)}</div>')
 
@@ -298,9 +285,8 @@ def show_tree(tree: Any) -> HtmlPage:
 
 def _new_figure(width: float, height: float) -> Any:
     """Return a new figure, which a notebook displays with any matplotlib backend."""
-    figure = _import_plotting("matplotlib.figure").Figure(
-        figsize=(width, height), layout="constrained"
-    )
+    new = _import_plotting("matplotlib.figure").Figure
+    figure = new(figsize=(width, height), layout="constrained")
     figure._repr_png_ = partial(_png, figure)
     return figure
 

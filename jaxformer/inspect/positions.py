@@ -5,8 +5,9 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.checks import require_count
 from jaxformer.inspect.model_trace import Params, head_stack
-from jaxformer.inspect.sizes import check_whole, format_bytes
+from jaxformer.inspect.sizes import check_bytes
 from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.parameter_metadata import check_parameters
@@ -34,7 +35,7 @@ def position_embeddings(
     if config.embedding.positions is None:
         kinds = config.attention.positions
         raise ValueError(f"The embedding adds no positions; those of attention are {kinds}.")
-    check_whole("length", length, least=1)
+    require_count("length", length)
     check_parameters(config, params)
     positions = jnp.arange(length)
     if config.max_length is not None:
@@ -66,7 +67,7 @@ def rotation_angles(
         ValueError: The layer has no RoPE or does not exist, or `length` is below 1.
     """
     layer_config = _layer_config(config, layer, stack)
-    check_whole("length", length, least=1)
+    require_count("length", length)
     rope, head_dim = layer_config.rope, layer_config.attention.rope_head_dim
     if rope is None:
         raise ValueError(f"Layer {layer} has no RoPE; its positions are {layer_config.positions}.")
@@ -101,15 +102,11 @@ def position_bias(
             `length` is below 1, or the parameters do not match the model.
     """
     heads = _layer_config(config, layer, stack).attention.num_heads
-    check_whole("length", length, least=1)
+    require_count("length", length)
     positions = jnp.arange(length)
-    needed = 4 * heads * int(length) ** 2
-    if needed > max_bytes:
-        raise ValueError(
-            f"The bias of {heads} heads between {length:,} tokens needs {format_bytes(needed)}, "
-            f"but max_bytes is {format_bytes(max_bytes)}. Use a shorter length or "
-            f"score_by_distance, which is linear in it, or raise max_bytes to {needed}."
-        )
+    what = f"The bias of {heads} heads between {length:,} tokens needs"
+    advice = "Use a shorter length or score_by_distance, which is linear in it"
+    check_bytes(what, 4 * heads * int(length) ** 2, max_bytes, advice)
     return _bias_between(config, params, positions, positions, layer, stack)
 
 
@@ -138,10 +135,8 @@ def _bias_between(
                 "params=."
             )
         check_parameters(config, params)
-        stack_params = params[stack]
-        learned = (
-            stack_params if kind.shared_across_layers else unstack_layers(stack_params)[layer]
-        )["relative_bias"]
+        shared, layers = params[stack], unstack_layers(params[stack])
+        learned = (shared if kind.shared_across_layers else layers[layer])["relative_bias"]
     causal = stack != "encoder"
     return bind_score_bias(kind, learned, heads, queries, keys, causal=causal).materialize()
 
@@ -179,7 +174,7 @@ def score_by_distance(
         arXiv:2104.09864, section 3.4.3 (a bound that decreases with distance)
     """
     layer_config = _layer_config(config, layer, stack)
-    check_whole("length", length, least=1)
+    require_count("length", length)
     attention, rope = layer_config.attention, layer_config.rope
     if rope is not None and {"q", "k"} <= set(rope.targets):
         key_dim = attention.key_dim  # type: ignore[union-attr]

@@ -1,15 +1,15 @@
 """Parameter table, and KV-cache bytes by length."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.checks import require_count
+from jaxformer.parallel.sharding import flatten_to_paths
 
 
 class ParameterRow(NamedTuple):
@@ -37,17 +37,12 @@ def parameter_table(params: Any) -> tuple[ParameterRow, ...]:
     Returns:
         One row per array, in the order of the tree.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    total = sum(leaf.size for _, leaf in leaves)
-    return tuple(
-        ParameterRow(
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            tuple(leaf.shape),
-            leaf.size,
-            leaf.size / total,
-        )
-        for path, leaf in leaves
+    leaves = flatten_to_paths(params)
+    total = sum(x.size for x in leaves.values())
+    rows = (
+        ParameterRow(path, tuple(x.shape), x.size, x.size / total) for path, x in leaves.items()
     )
+    return tuple(rows)
 
 
 def format_parameters(params: Any) -> str:
@@ -60,11 +55,11 @@ def format_parameters(params: Any) -> str:
         One line per array, and the total.
     """
     rows = parameter_table(params)
+    rows += (ParameterRow("all", (), sum(row.size for row in rows), 1.0),)
     cells = [
         (row.path, " x ".join(map(str, row.shape)), f"{row.size:,}", f"{row.fraction:.1%}")
         for row in rows
     ]
-    cells.append(("all", "", f"{sum(row.size for row in rows):,}", "100.0%"))
     path, shape, count, share = (max(map(len, column)) for column in zip(*cells, strict=True))
     lines = [f"{a:<{path}}  {b:>{shape}}  {n:>{count}}  {s:>{share}}" for a, b, n, s in cells]
     return "\n".join(lines)
@@ -75,10 +70,13 @@ def format_bytes(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
 
 
-def check_whole(name: str, number: Any, *, least: int) -> None:
-    """Check that a number is an integer of at least `least`."""
-    if not isinstance(number, int | np.integer) or number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}; got {number!r}.")
+def check_bytes(what: str, needed: int, max_bytes: int, advice: str) -> None:
+    """Raise if an array is too large; `advice` says how it gets smaller."""
+    if needed > max_bytes:
+        raise ValueError(
+            f"{what} {format_bytes(needed)}, but max_bytes is {format_bytes(max_bytes)}. {advice}, "
+            f"or raise max_bytes to {needed}."
+        )
 
 
 def cache_sizes(
@@ -112,13 +110,8 @@ def cache_sizes(
     if np.ndim(lengths) != 1:
         raise ValueError(f"lengths must be a sequence, such as [1, 2048]; got {lengths!r}.")
     for length in (*lengths, source_length):
-        check_whole("A length", length, least=0)
-    check_whole("batch", batch, least=1)
-    size = partial(
-        costs.cache_bytes,
-        config,
-        batch=batch,
-        source_length=source_length,
-        bytes_per_number=bytes_per_number,
-    )
-    return np.asarray([size(int(n)) for n in lengths], np.int64)
+        require_count("A length", length, least=0)
+    require_count("batch", batch)
+    options = dict(batch=batch, source_length=source_length, bytes_per_number=bytes_per_number)
+    sizes = [costs.cache_bytes(config, int(n), **options) for n in lengths]
+    return np.asarray(sizes, np.int64)

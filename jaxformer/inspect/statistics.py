@@ -1,10 +1,12 @@
 """Per-layer statistics of activations, gradients and branch outputs."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
@@ -12,6 +14,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.lens import next_token_targets
 from jaxformer.inspect.model_trace import (
+    Arrays,
     Params,
     ResidualTrace,
     apply_with_intermediates,
@@ -62,10 +65,11 @@ def activation_statistics(
         ValueError: As in `Transformer`.
     """
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
-    return {
-        name: {what: _statistics(x) for what, x in _stream_and_branches(stack).items()}
-        for name, stack in _present_stacks(recorded).items()
-    }
+    statistics = {}
+    for name, stack in _present_stacks(recorded).items():
+        values = {"residual_stream": stack.stream, **stack.branches}
+        statistics[name] = {what: _statistics(x) for what, x in values.items()}
+    return statistics
 
 
 def residual_contributions(
@@ -93,15 +97,12 @@ def residual_contributions(
     Raises:
         ValueError: As in `Transformer`.
     """
-    contributions = {}
-    for name, stack in _present_stacks(
-        trace(config, params, tokens, dtype=dtype, **inputs)
-    ).items():
-        stream_norm = _vector_norm(jnp.concatenate([stack.embeddings[None], stack.stream[:-1]]))
-        branch_ratios = {
-            branch: _vector_norm(added) / stream_norm for branch, added in stack.branches.items()
+    recorded, contributions = trace(config, params, tokens, dtype=dtype, **inputs), {}
+    for name, stack in _present_stacks(recorded).items():
+        norm = _vector_norm(jnp.concatenate([stack.embeddings[None], stack.stream[:-1]]))
+        contributions[name] = {
+            branch: _vector_norm(added) / norm for branch, added in stack.branches.items()
         }
-        contributions[name] = branch_ratios
     return contributions
 
 
@@ -136,26 +137,26 @@ def gradient_statistics(
     Raises:
         ValueError: The model is an encoder and has no targets, or as in `Transformer`.
     """
-    tokens, inputs = check_inputs(config, tokens, inputs)
-    target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
-    model = Transformer(config, dtype=dtype)
-    norms = _gradient_norms(model, params, tokens, target_ids, has_loss, inputs)
+    arrays = check_inputs(config, tokens, inputs)
+    model, with_loss = Transformer(config, dtype=dtype), next_token_targets(config, arrays, targets)
+    norms = _gradient_norms(model, params, arrays, *with_loss)
     return {stack: norms[stack] for stack in config.stacks}  # not in alphabetical order
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradient_norms(
-    model: Transformer, params: Params, tokens: Array, targets: Array, has_loss: Array, inputs: Any
+    model: Transformer, params: Params, arrays: Arrays, targets: Array, has_loss: Array
 ) -> dict[str, dict[str, Array]]:
     """Norms of the gradient in the parameters, and in zeros added to the stream of each layer."""
-    _, shapes = jax.eval_shape(partial(apply_with_intermediates, model), params, tokens, inputs)
-    streams = {name: _stream_shapes(stack) for name, stack in shapes.items()}
-    zeros = jax.tree.map(
-        lambda x: (jax.tree_util.Partial(jnp.add, jnp.zeros(x.shape, x.dtype)),), streams
-    )
+    _, shapes = jax.eval_shape(partial(apply_with_intermediates, model), params, arrays)
+
+    def add_zeros(x: jax.ShapeDtypeStruct) -> tuple[Callable[[Array], Array]]:
+        return (jax.tree_util.Partial(jnp.add, jnp.zeros(x.shape, x.dtype)),)
+
+    zeros = {name: jax.tree.map(add_zeros, _only_streams(x)) for name, x in shapes.items()}
 
     def loss(params: Params, perturbations: Any) -> Float[Array, ""]:
-        logits, _ = apply_with_intermediates(model, params, tokens, inputs, perturbations)
+        logits, _ = apply_with_intermediates(model, params, arrays, perturbations)
         return F.cross_entropy(logits, targets, mask=has_loss)
 
     by_params, by_stream = jax.grad(loss, argnums=(0, 1))(params, zeros)
@@ -164,31 +165,21 @@ def _gradient_norms(
         layers = unstack_layers(by_params[stack])
         parts = dict.fromkeys(part for layer in layers for part in layer)
         norms = {part: _tree_norms([layer.get(part, {}) for layer in layers]) for part in parts}
-        norms_by_stack[stack] = norms | {
-            "residual_stream": _tree_norms(unstack_layers(by_stream[stack]))
-        }
+        norms["residual_stream"] = _tree_norms(unstack_layers(by_stream[stack]))
+        norms_by_stack[stack] = norms
     return norms_by_stack
 
 
-def _stream_shapes(intermediates: Any) -> Any:
-    """Select the shapes of the sown residual streams of a stack."""
-    parts = {name: intermediates[name] for name in LAYER_GROUPS if name in intermediates}
-    return {
-        name: {
-            layer: {"residual_stream": values["residual_stream"]} for layer, values in part.items()
-        }
-        for name, part in parts.items()
-    }
+def _only_streams(intermediates: Any) -> Any:
+    """Select the sown residual streams of a stack."""
+    paths = flatten_dict({name: x for name, x in intermediates.items() if name in LAYER_GROUPS})
+    return unflatten_dict({path: x for path, x in paths.items() if path[2] == "residual_stream"})
 
 
 def _present_stacks(recorded: Any) -> dict[str, ResidualTrace]:
     """Return the stacks of the model, in the order in which they run."""
     pairs = {"encoder": recorded.encoder, "decoder": recorded.decoder}
     return {name: stack for name, stack in pairs.items() if stack is not None}
-
-
-def _stream_and_branches(stack: ResidualTrace) -> dict[str, Array]:
-    return {"residual_stream": stack.stream} | stack.branches
 
 
 def _statistics(x: Float[Array, "layers ..."]) -> Statistics:

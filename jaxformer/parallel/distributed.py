@@ -42,23 +42,18 @@ class DistributedConfig:
 
     def __post_init__(self):
         check_fields(self)
-        process_fields = [self.coordinator_address, self.num_processes, self.process_id]
-        if None in process_fields and any(x is not None for x in process_fields):
+        address, count, number = self.coordinator_address, self.num_processes, self.process_id
+        if len({x is None for x in (address, count, number)}) > 1:
             raise ValueError(
                 "coordinator_address, num_processes and process_id must be passed together or not "
-                f"at all; got {self.coordinator_address}, {self.num_processes} and "
-                f"{self.process_id}."
+                f"at all; got {address}, {count} and {number}."
             )
-        if self.num_processes is not None and self.process_id is not None:
-            if not 0 <= self.process_id < self.num_processes:
-                raise ValueError(
-                    f"process_id must be between 0 and {self.num_processes - 1}; got "
-                    f"{self.process_id}."
-                )
-        if self.coordinator_address is not None and not is_host_port(self.coordinator_address):
+        if count is not None and number is not None and not 0 <= number < count:
+            raise ValueError(f"process_id must be between 0 and {count - 1}; got {number}.")
+        if address is not None and not is_host_port(address):
             raise ValueError(
                 "coordinator_address must be host:port, with a port from 1 to 65535; got "
-                f"{self.coordinator_address!r}."
+                f"{address!r}."
             )
         for name in ("initialization_timeout", "heartbeat_timeout"):
             if getattr(self, name) < 1:
@@ -98,10 +93,9 @@ def initialize_distributed(hosts: DistributedConfig) -> None:
     }
     known = inspect.signature(jax.distributed.initialize).parameters
     seconds = {name: limit for name, limit in seconds.items() if name in known}
+    cluster = hosts.coordinator_address, hosts.num_processes, hosts.process_id
     try:
-        jax.distributed.initialize(
-            hosts.coordinator_address, hosts.num_processes, hosts.process_id, **seconds
-        )
+        jax.distributed.initialize(*cluster, **seconds)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"jax.distributed.initialize failed: {error} Except on Slurm, TPU pods and Open MPI, "
@@ -118,23 +112,20 @@ def meet(hosts: DistributedConfig) -> None:
         ValueError: Some are missing after `hosts.initialization_timeout` seconds; the message names
             them.
     """
+    seconds = hosts.initialization_timeout
+    wait, does = accept_processes, "cannot listen"
+    if hosts.process_id:
+        wait, does = connect_to_process_0, f"got no answer in {seconds} seconds"
     try:
-        missing = (connect_to_process_0 if hosts.process_id else accept_processes)(
-            hosts, time.monotonic() + hosts.initialization_timeout
-        )
+        missing = wait(hosts, time.monotonic() + seconds)
         if not missing:
             return
         came = (hosts.num_processes or 0) - len(missing)
         what = (
             f"{came} of {hosts.num_processes} processes connected to {hosts.coordinator_address} "
-            f"in {hosts.initialization_timeout} seconds; missing: {', '.join(map(str, missing))}."
+            f"in {seconds} seconds; missing: {', '.join(map(str, missing))}."
         )
     except OSError as error:
-        does = (
-            f"got no answer in {hosts.initialization_timeout} seconds"
-            if hosts.process_id
-            else "cannot listen"
-        )
         which = f"Process {hosts.process_id} of {hosts.num_processes}"
         what = f"{which} {does} at {hosts.coordinator_address}: {error}."
     raise ValueError(
@@ -149,13 +140,9 @@ def accept_processes(hosts: DistributedConfig, until: float) -> list[int]:
     missing, connections = list(range(1, hosts.num_processes or 1)), list[socket.socket]()
     with contextlib.ExitStack() as stack:
         dual_stack = socket.has_dualstack_ipv6()
-        listening = stack.enter_context(
-            socket.create_server(
-                ("", address(hosts)[1]),
-                family=socket.AF_INET6 if dual_stack else socket.AF_INET,
-                dualstack_ipv6=dual_stack,
-            )
-        )
+        family, at = socket.AF_INET6 if dual_stack else socket.AF_INET, ("", address(hosts)[1])
+        server = socket.create_server(at, family=family, dualstack_ipv6=dual_stack)
+        listening = stack.enter_context(server)
         while missing and (left := until - time.monotonic()) > 0:
             listening.settimeout(left)
             with contextlib.suppress(OSError, ValueError):  # may be an unrelated client
@@ -221,13 +208,10 @@ def check_equal_across_processes(values: Mapping[str, Any]) -> None:
     values_by_process = [json.loads(text) for text in texts]
     lines = []
     for name in sorted(set().union(*values_by_process)):
-        field_values = [process_values.get(name) for process_values in values_by_process]
-        differing = [i for i, value in enumerate(field_values) if value != field_values[0]]
-        if differing:
-            lines.append(
-                f"  {name}: {field_values[0]} in process 0, {field_values[differing[0]]} in "
-                f"process {differing[0]}"
-            )
+        field = [values.get(name) for values in values_by_process]
+        if differing := [i for i, value in enumerate(field) if value != field[0]]:
+            i = differing[0]
+            lines.append(f"  {name}: {field[0]} in process 0, {field[i]} in process {i}")
     if lines:
         raise ValueError("The processes have different settings:\n" + "\n".join(lines))
 

@@ -111,36 +111,27 @@ def estimate_memory(
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
         fused_attention=fused_attention,
     )
-    trained = trained_parameters(config.adapter, parameter_metadata(config))
+    metadata = parameter_metadata(config)
+    trained = trained_parameters(config.adapter, metadata)
     local_sizes = [(x, _local_size(x, axis_sizes)) for x in jax.tree.leaves(trained)]
     parameters = sum(share for _, share in local_sizes)
+    frozen = sum(_local_size(x, axis_sizes) for x in jax.tree.leaves(metadata)) - parameters
+    frozen_dtype = jnp.float32 if config.adapter is None else config.adapter.base_dtype
+    moments = sum(_optimizer_values_per_element(x, optimizer) * n for x, n in local_sizes)
+    gathered = _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat)
     return MemoryEstimate(
-        parameters=PARAM_BYTES * parameters + _frozen_bytes(config, axis_sizes),
-        optimizer=PARAM_BYTES
-        * sum(_optimizer_values_per_element(x, optimizer) * share for x, share in local_sizes),
+        parameters=PARAM_BYTES * parameters + jnp.dtype(frozen_dtype).itemsize * frozen,
+        optimizer=PARAM_BYTES * moments,
         gradients=PARAM_BYTES * parameters * min(gradient_accumulation_steps, 2),
-        gathered_kernels=compute_bytes
-        * _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat),
+        gathered_kernels=compute_bytes * gathered,
         activations=activations - logits,
         logits=logits,
     )
 
 
-def _frozen_bytes(config: c.TransformerConfig, n: Mapping[str, int]) -> int:
-    """Bytes on one device of the parameters that training does not change."""
-    if config.adapter is None:
-        return 0
-    metadata = parameter_metadata(config)
-    trees = metadata, trained_parameters(config.adapter, metadata)
-    every, trained = (sum(_local_size(x, n) for x in jax.tree.leaves(tree)) for tree in trees)
-    return jnp.dtype(config.adapter.base_dtype).itemsize * (every - trained)
-
-
 def expert_slots(devices: int, expert_capacity_factor: float | None) -> float:
     """Expert slots on a device per row that it sends."""
-    return float(
-        devices if expert_capacity_factor is None else min(devices, expert_capacity_factor)
-    )
+    return float(min(devices, expert_capacity_factor or devices))
 
 
 def _local_size(x: ParameterMetadata, n: Mapping[str, int]) -> int:

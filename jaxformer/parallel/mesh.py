@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device
 from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.parameters import logical_to_mesh_axis
 from jaxformer.layers.runtime import active_mesh_axes
@@ -45,10 +46,7 @@ class MeshConfig:
 
     def __post_init__(self):
         check_fields(self)
-        for name in MESH_AXES:
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1; got {size}.")
+        require_at_least(self, 1, *MESH_AXES)
 
     def shape(self, num_devices: int) -> dict[str, int]:
         """Mesh shape for a number of devices, outermost axis first.
@@ -60,9 +58,7 @@ class MeshConfig:
             ValueError: The product of the axes cannot be this number.
         """
         axis_sizes = {name: getattr(self, name) for name in MESH_AXES}
-        shown = " x ".join(
-            f"{name} {n}" for name, n in axis_sizes.items() if n is not None and n > 1
-        )
+        shown = " x ".join(f"{name} {n}" for name, n in axis_sizes.items() if n and n > 1)
         fixed_size = math.prod(n for n in axis_sizes.values() if n is not None)
         data = num_devices // fixed_size if self.data is None else 1
         if data * fixed_size != num_devices:
@@ -91,11 +87,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     devices = jax.devices() if devices is None else devices
     mesh_shape = config.shape(len(devices))
     used_axes = {name: n for name, n in mesh_shape.items() if n > 1 or name == "data"}
-    return Mesh(
-        arrange_devices(used_axes, devices),
-        tuple(used_axes),
-        axis_types=(AxisType.Auto,) * len(used_axes),
-    )
+    grid, automatic = arrange_devices(used_axes, devices), (AxisType.Auto,) * len(used_axes)
+    return Mesh(grid, tuple(used_axes), axis_types=automatic)
 
 
 def arrange_devices(mesh_shape: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
@@ -119,11 +112,9 @@ def arrange_devices(mesh_shape: Mapping[str, int], devices: Sequence[Any]) -> np
     dcn_shape = slices_per_axis(mesh_shape, num_slices)
     ici_shape = tuple(n // m for n, m in zip(shape, dcn_shape, strict=True))
 
-    def make_grid(**options: bool) -> np.ndarray:
-        if num_slices == 1:
-            return create_device_mesh(shape, devices, **options)
-        return create_hybrid_device_mesh(ici_shape, dcn_shape, devices, **options)
-
+    make_grid: Any = partial(create_hybrid_device_mesh, ici_shape, dcn_shape, devices)
+    if num_slices == 1:
+        make_grid = partial(create_device_mesh, shape, devices)
     try:
         return make_grid()
     except NotImplementedError:  # a mesh axis needs a part of a physical axis
@@ -146,13 +137,12 @@ def slices_per_axis(mesh_shape: Mapping[str, int], num_slices: int) -> tuple[int
         ValueError: The product of the axes that may use the DCN is not a multiple of it.
     """
     remaining, per_axis = num_slices, dict.fromkeys(mesh_shape, 1)
-    for name in (name for name in BATCH_AXES if name in mesh_shape):
-        per_axis[name] = math.gcd(remaining, mesh_shape[name])
+    batch_axes = {name: mesh_shape[name] for name in BATCH_AXES if name in mesh_shape}
+    for name, size in batch_axes.items():
+        per_axis[name] = math.gcd(remaining, size)
         remaining //= per_axis[name]
     if remaining > 1:
-        axes_text = " x ".join(
-            f"{name} {mesh_shape[name]}" for name in BATCH_AXES if name in mesh_shape
-        )
+        axes_text = " x ".join(f"{name} {size}" for name, size in batch_axes.items())
         raise ValueError(
             f"{num_slices} slices are connected by a slow network (DCN), which only data, fsdp and "
             f"expert may use, but {axes_text} is not a multiple of {num_slices}. Make data a "
@@ -209,21 +199,18 @@ def check_divisible(
     num_parts = num_batch_shards(axis_sizes) * gradient_accumulation_steps
     problems = []
     if batch_size is not None and batch_size % num_parts:
-        axes_text = " x ".join(
-            f"{name} {axis_sizes[name]}"
-            for name in BATCH_AXES
-            if axis_sizes[name] > 1 or name == "data"
-        )
+        batch_axes = [name for name in BATCH_AXES if axis_sizes[name] > 1 or name == "data"]
+        axes_text = " x ".join(f"{name} {axis_sizes[name]}" for name in batch_axes)
         problems.append(
             f"batch_size {batch_size} must be a multiple of {axes_text} x "
             f"gradient_accumulation_steps {gradient_accumulation_steps} = {num_parts}"
         )
+    context = axis_sizes["context"]
     for length in lengths:
-        if axis_sizes["context"] > 1 and length % (2 * axis_sizes["context"]):
+        if context > 1 and length % (2 * context):
             problems.append(
-                f"length {length} must be a multiple of 2 x context {axis_sizes['context']} = "
-                f"{2 * axis_sizes['context']}: each device has one early and one late chunk of a "
-                "sequence"
+                f"length {length} must be a multiple of 2 x context {context} = {2 * context}: "
+                "each device has one early and one late chunk of a sequence"
             )
     problems += _indivisible_sizes(config, axis_sizes)
     if problems:
@@ -259,11 +246,13 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
                     f"context {n['context']}, but {type(attention).__name__} is recurrent over "
                     "the sequence, which cannot be sharded"
                 )
+        feed_forward: Any
         for feed_forward in dict.fromkeys(layer.feed_forward for layer in layers):
             num_moe_layers += feed_forward.is_moe
             for name, size, axis in _feed_forward_sizes(feed_forward, config.model_dim, n):
                 yield from uneven(f"{prefix}{name}", size, axis)
-            if n["context"] > 1 and (capacity := _row_capacity(feed_forward)) is not None:
+            capacity = feed_forward.router.capacity if feed_forward.is_moe else None
+            if n["context"] > 1 and capacity is not None:
                 yield (
                     f"context {n['context']}, but Router.capacity {capacity} counts the tokens "
                     "of whole rows, which cannot be sharded"
@@ -292,8 +281,3 @@ def _feed_forward_sizes(
     for name, size in dict.fromkeys(chain(*sizes)):
         if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
             yield f"{type(feed_forward).__name__}'s {name}", size, "tensor"
-
-
-def _row_capacity(feed_forward: Any) -> int | None:
-    """Tokens of a row that each expert takes, where the router limits them."""
-    return feed_forward.router.capacity if feed_forward.is_moe else None

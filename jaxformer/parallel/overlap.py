@@ -19,10 +19,7 @@ GPU_OPTIONS = {
     "xla_gpu_enable_pipelined_all_reduce": True,
     "xla_gpu_enable_while_loop_double_buffering": True,
 }
-OPTIONS_BY_CHIP: dict[str, dict[str, Any]] = {
-    "tpu-v5p": SPARSE_CORE_OPTIONS,
-    "tpu-v6e": SPARSE_CORE_OPTIONS,
-}
+OPTIONS_BY_CHIP = {chip: SPARSE_CORE_OPTIONS for chip in ("tpu-v5p", "tpu-v6e")}
 
 
 def overlap_compiler_options(mesh: Mesh) -> dict[str, Any]:

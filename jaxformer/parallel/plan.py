@@ -1,5 +1,6 @@
 """Roofline estimate of one training step on a mesh: memory and time, without a device."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import MemoryEstimate, OptimizerKind, estimate_memory, expert_slots
-from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES
+from jaxformer.parallel.mesh import MESH_AXES, num_batch_shards
 
 USABLE_MEMORY_FRACTION = 0.9  # of a chip's memory, as a margin for the error of the estimate
 MAX_DEVICES = 2**14  # of the search for a mesh
@@ -45,29 +46,23 @@ class Workload:
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("batch_size", "length", "gradient_accumulation_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+        require_at_least(self, 1, "batch_size", "length", "gradient_accumulation_steps")
+        require_at_least(self, 0, "source_length")
         if self.expert_capacity_factor is not None and not self.expert_capacity_factor >= 1:
             raise ValueError(
                 "expert_capacity_factor must be at least 1, or None; got "
                 f"{self.expert_capacity_factor}."
             )
-        if self.source_length < 0:
-            raise ValueError(f"source_length must not be negative; got {self.source_length}.")
 
     def global_batch_size(self, mesh_shape: Mapping[str, int]) -> int:
         """Global batch size."""
-        default_rows = (
-            math.prod(mesh_shape.get(name, 1) for name in BATCH_AXES)
-            * self.gradient_accumulation_steps
-        )
+        default_rows = num_batch_shards(mesh_shape) * self.gradient_accumulation_steps
         return default_rows if self.batch_size is None else self.batch_size
 
-    def memory_arguments(self, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
-        """Keyword arguments for `estimate_memory`."""
-        return {**vars(self), "batch_size": self.global_batch_size(mesh_shape)}
+    def memory(self, config: c.TransformerConfig, mesh_shape: Mapping[str, int]) -> MemoryEstimate:
+        """Estimated memory of one device."""
+        options = {**vars(self), "batch_size": self.global_batch_size(mesh_shape)}
+        return estimate_memory(config, mesh_shape, **options, fused_attention=True)
 
 
 class Plan(NamedTuple):
@@ -159,29 +154,20 @@ def plan(
     rows = workload.global_batch_size(axis_sizes)
     forward_flops = rows * costs.forward_flops(config, workload.length, workload.source_length)
     expert_flops = rows * costs.expert_flops(config, workload.length, workload.source_length)
-    empty_slot_flops = expert_flops * (
-        expert_slots(axis_sizes["expert"], workload.expert_capacity_factor) - 1
-    )
+    slots = expert_slots(axis_sizes["expert"], workload.expert_capacity_factor)
     num_passes = costs.training_factor(config) + (workload.remat == "full")
-    hardware_flops = num_passes * (forward_flops + empty_slot_flops)
-    num_shards = (
-        math.prod(axis_sizes[name] for name in BATCH_AXES)
-        * workload.gradient_accumulation_steps
-        * axis_sizes["context"]
-    )
-    tokens = rows * workload.length // num_shards
-    recomputes_logits = costs.recomputes_logits(
-        config, tokens, tensor=axis_sizes["tensor"], platform="gpu"
-    )
+    hardware_flops = num_passes * (forward_flops + expert_flops * (slots - 1))
+    num_parts = num_batch_shards(axis_sizes) * workload.gradient_accumulation_steps
+    tokens = rows * workload.length // (num_parts * axis_sizes["context"])
+    tensor = axis_sizes["tensor"]
+    recomputes_logits = costs.recomputes_logits(config, tokens, tensor=tensor, platform="gpu")
     if recomputes_logits and workload.remat != "full":
         hardware_flops += rows * costs.logit_flops(config, workload.length)
     return Plan(
         mesh_shape=axis_sizes,
         chip=chip,
         workload=workload,
-        memory=estimate_memory(
-            config, axis_sizes, **workload.memory_arguments(axis_sizes), fused_attention=True
-        ),
+        memory=workload.memory(config, axis_sizes),
         model_flops=float(costs.training_factor(config) * forward_flops),
         hardware_flops=float(hardware_flops),
     )
@@ -210,13 +196,8 @@ def smallest_fitting_mesh(
         raise ValueError(f"devices must be at least 1; got {devices}.")
     candidates: list[tuple[int, dict[str, int]]] = []
     for mesh_shape in _candidate_meshes(chip, devices):
-        try:
-            bytes_needed = estimate_memory(
-                config, mesh_shape, **workload.memory_arguments(mesh_shape), fused_attention=True
-            ).total
-        except ValueError:
-            continue
-        candidates.append((bytes_needed, mesh_shape))
+        with contextlib.suppress(ValueError):
+            candidates.append((workload.memory(config, mesh_shape).total, mesh_shape))
     if not candidates:
         count = "any number of" if devices is None else f"{devices}"
         raise ValueError(
@@ -224,16 +205,10 @@ def smallest_fitting_mesh(
             f"of {workload.batch_size} rows of {workload.length} tokens in "
             f"{workload.gradient_accumulation_steps} accumulation steps."
         )
-    fitting = [
-        mesh_shape
-        for bytes_needed, mesh_shape in candidates
-        if bytes_needed <= USABLE_MEMORY_FRACTION * chip.memory
-    ]
+    fitting = [n for needed, n in candidates if needed <= USABLE_MEMORY_FRACTION * chip.memory]
     if not fitting:
         return min(candidates, key=lambda pair: pair[0])[1]
-    fewest = min(math.prod(mesh_shape.values()) for mesh_shape in fitting)
-    small = [mesh_shape for mesh_shape in fitting if math.prod(mesh_shape.values()) == fewest]
-    return min(small, key=lambda mesh_shape: (mesh_shape["tensor"], -mesh_shape["fsdp"]))
+    return min(fitting, key=lambda n: (math.prod(n.values()), n["tensor"], -n["fsdp"]))
 
 
 def with_largest_batch(
@@ -242,10 +217,7 @@ def with_largest_batch(
     """The workload with the largest batch (powers of two) that fits, up to MAX_BATCH_TOKENS."""
     while workload.global_batch_size(mesh_shape) * 2 * workload.length <= MAX_BATCH_TOKENS:
         doubled = replace(workload, batch_size=2 * workload.global_batch_size(mesh_shape))
-        bytes_needed = estimate_memory(
-            config, mesh_shape, **doubled.memory_arguments(mesh_shape), fused_attention=True
-        ).total
-        if bytes_needed > USABLE_MEMORY_FRACTION * chip.memory:
+        if doubled.memory(config, mesh_shape).total > USABLE_MEMORY_FRACTION * chip.memory:
             break
         workload = doubled
     return workload
@@ -266,27 +238,24 @@ def _candidate_meshes(chip: Chip, devices: int | None) -> Iterator[dict[str, int
 def memory_saving_changes(config: c.TransformerConfig, current: Plan) -> Iterator[tuple[str, Plan]]:
     """Yield single changes that save memory, as (flags, plan with them)."""
     workload, mesh_shape = current.workload, current.mesh_shape
-    candidates: list[tuple[str, dict[str, int], Workload]] = []
+    changes: list[tuple[str, dict[str, Any]]] = []  # flags, and sizes of axes or fields
     if workload.remat != "full":
-        candidates.append(("--remat full", mesh_shape, replace(workload, remat="full")))
+        changes.append(("--remat full", {"remat": "full"}))
     for parts in DOUBLINGS:
         steps = workload.gradient_accumulation_steps * parts
-        candidates.append(
-            (
-                f"--gradient-accumulation-steps {steps}",
-                mesh_shape,
-                replace(workload, gradient_accumulation_steps=steps),
-            )
-        )
+        flags = f"--gradient-accumulation-steps {steps}"
+        changes.append((flags, {"gradient_accumulation_steps": steps}))
     for axis in ("fsdp", "tensor", "context"):
         for factor in DOUBLINGS:
             size = mesh_shape[axis] * factor
             if axis != "tensor" or size <= current.chip.link_domain_size:
-                candidates.append((f"--mesh.{axis} {size}", {**mesh_shape, axis: size}, workload))
+                changes.append((f"--mesh.{axis} {size}", {axis: size}))
     if workload.optimizer == "adamw":
-        candidates.append(("--optimizer lion", mesh_shape, replace(workload, optimizer="lion")))
-    for flags, candidate_shape, candidate_workload in candidates:
+        changes.append(("--optimizer lion", {"optimizer": "lion"}))
+    for flags, change in changes:
+        axes = {name: value for name, value in change.items() if name in MESH_AXES}
+        work = workload if axes else replace(workload, **change)
         try:
-            yield flags, plan(config, candidate_shape, current.chip, candidate_workload)
+            yield flags, plan(config, {**mesh_shape, **axes}, current.chip, work)
         except ValueError:
             continue

@@ -1,7 +1,7 @@
 """Formats a plan as plain text."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,16 +42,16 @@ def format_compiled(estimate: Plan, report: Any) -> str:
         order = sorted(sizes.items(), key=lambda pair: -pair[1])
         return ", ".join(f"{kind} {_format_bytes(size)}" for kind, size in order) or "none"
 
-    kernels = (
-        ", ".join(f"{name} {n}" for name, n in sorted(report.custom_kernels.items())) or "none"
-    )
+    kernels = ", ".join(f"{name} {n}" for name, n in sorted(report.custom_kernels.items()))
     lines = [
         f"compiled by XLA, per device (JAX {jax.__version__})",
         "-" * 48,
         f"{'peak memory':40}{_format_gigabytes(report.peak_bytes)} of "
         f"{estimate.chip.memory / 1e9:,.0f} GB; "
         f"estimated {estimate.memory.total / 1e9:,.2f}",
-        textwrap.fill(f"{'custom kernels':40}{kernels}", LINE_WIDTH, subsequent_indent=" " * 40),
+        textwrap.fill(
+            f"{'custom kernels':40}{kernels or 'none'}", LINE_WIDTH, subsequent_indent=" " * 40
+        ),
         f"{'blocking collectives':40}{sizes_text(report.sync_collective_bytes)}",
         f"{'asynchronous collectives':40}{sizes_text(report.async_collective_bytes)}",
     ]
@@ -68,12 +68,8 @@ def format_compiled(estimate: Plan, report: Any) -> str:
 
 
 def _format_mesh(estimate: Plan) -> str:
-    several = [
-        f"{axis} {estimate.mesh_shape[axis]:,}"
-        for axis in MESH_AXES
-        if estimate.mesh_shape[axis] > 1
-    ]
-    return " x ".join(several or ["one device"])
+    sizes = ((axis, estimate.mesh_shape[axis]) for axis in MESH_AXES)
+    return " x ".join(f"{axis} {n:,}" for axis, n in sizes if n > 1) or "one device"
 
 
 def _format_workload(config: c.TransformerConfig, estimate: Plan) -> str:
@@ -81,11 +77,8 @@ def _format_workload(config: c.TransformerConfig, estimate: Plan) -> str:
     rows = estimate.batch_size
     source = f" and sources of {workload.source_length:,}" if workload.source_length else ""
     batch = f"{rows:,} row{'s' * (rows > 1)}"
-    parts = (
-        f" in {workload.gradient_accumulation_steps:,} accumulation steps"
-        if workload.gradient_accumulation_steps > 1
-        else ""
-    )
+    steps = workload.gradient_accumulation_steps
+    parts = f" in {steps:,} accumulation steps" if steps > 1 else ""
     return (
         f"{num_parameters:,} parameters; a step of {batch} of {workload.length:,} tokens{source}"
         f"{parts}, {rows * workload.length:,} tokens;\n"
@@ -118,11 +111,8 @@ def _format_memory(estimate: Plan) -> str:
 
 def _format_time(estimate: Plan) -> str:
     flops_ratio = estimate.hardware_flops / estimate.model_flops
-    recompute_note = (
-        ""
-        if flops_ratio == 1
-        else f", including recomputation and empty expert slots ({flops_ratio:.2f} x)"
-    )
+    note = f", including recomputation and empty expert slots ({flops_ratio:.2f} x)"
+    recompute_note = "" if flops_ratio == 1 else note
     lines = [
         "time per step",
         "-" * 48,
@@ -143,28 +133,21 @@ def _format_time(estimate: Plan) -> str:
 
 def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
     """Single changes with which it fits, or else the smallest mesh."""
-    lines = list(_fitting_changes(config, estimate))
-    if lines:
-        return "\n".join(["It fits with one of", *lines])
+    fitting: dict[str, str] = {}  # the first of each kind
+    for change, other in memory_saving_changes(config, estimate):
+        if other.fits:
+            fitting.setdefault(change.split()[0], _format_change(change, other))
+    if fitting:
+        return "\n".join(["It fits with one of", *fitting.values()])
     for workload in (estimate.workload, replace(estimate.workload, remat="full")):
-        other = plan(
-            config, smallest_fitting_mesh(config, estimate.chip, workload), estimate.chip, workload
-        )
+        mesh_shape = smallest_fitting_mesh(config, estimate.chip, workload)
+        other = plan(config, mesh_shape, estimate.chip, workload)
         if other.fits:
             break
     flags = [f"--mesh.{axis} {n}" for axis, n in other.mesh_shape.items() if n > 1]
     flags += ["--remat full"] if workload != estimate.workload else []
     heading = "It fits with" if other.fits else "The mesh with the least memory is"
     return f"No single change is enough. {heading}\n{_format_change(' '.join(flags), other)}"
-
-
-def _fitting_changes(config: c.TransformerConfig, estimate: Plan) -> Iterator[str]:
-    flags_seen: set[str] = set()
-    for flags, other in memory_saving_changes(config, estimate):
-        kind = flags.split()[0]
-        if other.fits and kind not in flags_seen:
-            flags_seen.add(kind)
-            yield _format_change(flags, other)
 
 
 def _format_change(flags: str, other: Plan) -> str:
@@ -183,17 +166,13 @@ def _format_bytes(size: int | float) -> str:
 
 
 def _format_flops(number: float, unit: str = "FLOP/s") -> str:
-    return _format_with_unit(
-        number, tuple(f"{letter}{unit}" for letter in (" ", "k", "M", "G", "T", "P", "E"))
-    )
+    return _format_with_unit(number, tuple(letter + unit for letter in " kMGTPE"))
 
 
 def _format_seconds(seconds: float) -> str:
-    return (
-        _format_with_unit(1e9 * seconds, ("ns", "us", "ms", "s"))
-        if seconds < 1
-        else f"{seconds:,.2f} s"
-    )
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return _format_with_unit(1e9 * seconds, ("ns", "us", "ms", "s"))
 
 
 def _format_with_unit(number: int | float, units: tuple[str, ...]) -> str:

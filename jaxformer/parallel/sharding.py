@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
@@ -63,24 +63,24 @@ def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:
     Returns:
         The specs: that of the parameter, on axes of the same size; other arrays are replicated.
     """
-    is_spec = lambda x: isinstance(x, P)  # noqa: E731
-    param_leaves, _ = tree_flatten_with_path(params)
-    by_path = {
-        f"/{keystr(path, simple=True, separator='/')}/": (x.shape, spec)
-        for (path, x), spec in zip(
-            param_leaves, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
-        )
-    }
+    pairs = zip(flatten_to_paths(params).items(), jax.tree.leaves(specs), strict=True)
+    by_path = {f"/{path}/": (x.shape, spec) for (path, x), spec in pairs}
 
-    def leaf_spec(path: Any, x: Any) -> P:
-        leaf_path = f"/{keystr(path, simple=True, separator='/')}/"
+    def leaf_spec(path: str, x: Any) -> P:
         for name, (shape, spec) in by_path.items():
-            if name in leaf_path and len(shape) == x.ndim:
+            if name in f"/{path}/" and len(shape) == x.ndim:
                 same = zip(x.shape, shape, spec, strict=True)
                 return P(*(axis if n == m else None for n, m, axis in same))
         return P()
 
-    return tree_map_with_path(leaf_spec, tree)
+    leaves = flatten_to_paths(tree).items()
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaf_spec(*leaf) for leaf in leaves])
+
+
+def flatten_to_paths(tree: Any) -> dict[str, Any]:
+    """Leaves of a tree by path, such as "params/decoder/final_norm/scale"."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -101,27 +101,20 @@ def topology_devices(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
 
     for name, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    gpus = re.fullmatch(r"h100:([1-9]\d*)", topology)
+    name, options = topology, dict[str, Any](platform="tpu", num_slices=slices)
+    if gpus := re.fullmatch(r"h100:([1-9]\d*)", topology):
+        count = int(gpus[1])
+        per_host = count if count < 8 else math.gcd(count, 8)
+        grid = f"1x{count // per_host}x{per_host}"
+        name, options = "", dict(platform="cuda", topology=grid, target_config=H100_TARGET_CONFIG)
     try:
-        if gpus:
-            count = int(gpus[1])
-            gpus_per_host = count if count < 8 else math.gcd(count, 8)
-            options = dict(
-                topology=f"1x{count // gpus_per_host}x{gpus_per_host}",
-                target_config=H100_TARGET_CONFIG,
-            )
-            topology_desc = topologies.get_topology_desc("", platform="cuda", **options)
-        else:
-            topology_desc = topologies.get_topology_desc(
-                topology, platform="tpu", num_slices=slices
-            )
+        return tuple(topologies.get_topology_desc(name, **options).devices)
     except Exception as error:
         raise ValueError(
             f"Cannot compile for {topology!r}. Topologies are written as v5p:2x2x4 or h100:8; the "
             "compilers are in the extras aot-tpu and aot-gpu, each in a separate environment: "
             f"pip install 'jaxformer[aot-tpu]'. The error: {error}"
         ) from error
-    return tuple(topology_desc.devices)
 
 
 @contextmanager
@@ -131,11 +124,8 @@ def patched_gpu_checks() -> Iterator[None]:
     The lowering of these kernels reads the generation and the number of cores of the first device.
     """
     device = SimpleNamespace(core_count=132)
-    patched_function = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
-    with (
-        mock.patch(patched_function, lambda *_: True),
-        mock.patch("jax.devices", lambda *_: [device]),
-    ):
+    check = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
+    with mock.patch(check, lambda *_: True), mock.patch("jax.devices", lambda *_: [device]):
         yield
 
 
@@ -199,9 +189,8 @@ def compile_update(
         reason = str(error).splitlines()[0]
         if not reason.startswith("RESOURCE_EXHAUSTED"):
             raise
-        raise ValueError(
-            f"The program does not fit into the memory of one chip: {reason}"
-        ) from error
+        message = f"The program does not fit into the memory of one chip: {reason}"
+        raise ValueError(message) from error
     memory = compiled.memory_analysis()
     peak = getattr(memory, "peak_memory_in_bytes", 0)
     total_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -218,6 +207,12 @@ def compile_update(
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)$")
 SHAPE = re.compile(r"\b([a-z]+[0-9]+|pred)\[([0-9,]*)\]")
+CUSTOM_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|mosaic_\w+|__cudnn\$\w+)"')
+EXECUTED = {  # attributes with the computations that an operation executes
+    "while": ("body",),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+    "call": ("to_apply",),
+}
 DTYPE_BYTES = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16}
 
 
@@ -231,9 +226,8 @@ class HloInstruction(NamedTuple):
 
     def called_computations(self, *words: str) -> list[str]:
         """Computations that the instruction calls under these attributes."""
-        matches = re.findall(
-            rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)", self.rest
-        )
+        pattern = rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)"
+        matches = re.findall(pattern, self.rest)
         return [name.strip().lstrip("%") for names in matches for name in names.split(",")]
 
 
@@ -257,19 +251,11 @@ class HloModule:
         """Yield each executed instruction with its number of runs; all branches count."""
         for instruction in self.computations[computation]:
             yield instruction, num_runs
-            match instruction.operation:
-                case "while":
-                    (body,) = instruction.called_computations("body")
-                    yield from self.executed_instructions(
-                        body, num_runs * self.trip_count(instruction)
-                    )
-                case "conditional":
-                    words = "branch_computations", "true_computation", "false_computation"
-                    for branch in instruction.called_computations(*words):
-                        yield from self.executed_instructions(branch, num_runs)
-                case "call":
-                    for name in instruction.called_computations("to_apply"):
-                        yield from self.executed_instructions(name, num_runs)
+            is_loop = instruction.operation == "while"
+            runs = num_runs * self.trip_count(instruction) if is_loop else num_runs
+            for word in EXECUTED.get(instruction.operation, ()):
+                for name in instruction.called_computations(word):
+                    yield from self.executed_instructions(name, runs)
 
     def trip_count(self, loop: HloInstruction) -> int:
         """Trip count of a while loop; 1 if unknown."""
@@ -292,38 +278,30 @@ class HloModule:
         """Number of Pallas and cuDNN custom calls, by name."""
         counts = Counter[str]()
         for one in (one for part in self.computations.values() for one in part):
-            if target := re.search(
-                r'custom_call_target="(tpu_custom_call|mosaic_\w+|__cudnn\$\w+)"', one.rest
-            ):
+            if target := CUSTOM_KERNEL.search(one.rest):
                 is_cudnn = target[1].startswith("__cudnn")
                 counts[target[1].strip("_") if is_cudnn else re.sub(r"[.\d]+$", "", one.name)] += 1
         return dict(counts)
 
     def collective_bytes(self) -> tuple[dict[str, int], dict[str, int]]:
         """Received bytes of synchronous and of asynchronous collectives, by operation."""
-        sync_bytes, async_bytes = Counter[str](), Counter[str]()
+        received = Counter[str](), Counter[str]()  # synchronous, asynchronous
         for instruction, times in self.executed_instructions(self.entry):
             kind = instruction.operation.removesuffix("-start")
             if kind in COLLECTIVES:
-                is_async = kind != instruction.operation
-                (async_bytes if is_async else sync_bytes)[kind] += times * received_bytes(
-                    instruction
-                )
+                received[kind != instruction.operation][kind] += times * received_bytes(instruction)
             elif instruction.operation in ("fusion", "call-start", "async-start"):
                 for name in instruction.called_computations("calls", "to_apply"):
-                    body = self.computations.get(name, ())
-                    is_async = instruction.operation != "fusion" or has_custom_call(
-                        body, "AsyncCollectiveStart"
+                    body, in_fusion = self.computations.get(name, ()), kind == "fusion"
+                    is_async = not in_fusion or has_custom_call(body, "AsyncCollectiveStart")
+                    is_later_part = "async_collective" in name or has_custom_call(
+                        body, "AsyncCollective"
                     )
-                    if not is_async and (
-                        "async_collective" in name or has_custom_call(body, "AsyncCollective")
-                    ):
-                        continue  # a later part of a collective that is already counted
-                    for inner in body:
-                        if inner.operation in COLLECTIVES:
-                            size = times * received_bytes(inner)
-                            (async_bytes if is_async else sync_bytes)[inner.operation] += size
-        return dict(+sync_bytes), dict(+async_bytes)
+                    if not is_async and is_later_part:
+                        continue  # of a collective that is already counted
+                    for one in (one for one in body if one.operation in COLLECTIVES):
+                        received[is_async][one.operation] += times * received_bytes(one)
+        return dict(+received[False]), dict(+received[True])
 
 
 def has_custom_call(computation: Any, word: str) -> bool:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 from jaxtyping import Array, Shaped, UInt32
 
 from jaxformer.json_files import get_field
@@ -62,12 +61,6 @@ def stored_in(contents: Mapping[str, Any]) -> dict[str, ArrayRecord]:
     return stored
 
 
-def flatten_to_paths(tree: Any) -> dict[str, Any]:
-    """Leaves of a tree by path, such as "params/decoder/final_norm/scale"."""
-    leaves, _ = tree_flatten_with_path(tree)
-    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
 def mismatches(
     stored: Mapping[str, ArrayRecord], expected: Mapping[str, Any], *, partial: bool
 ) -> list[str]:
@@ -76,10 +69,8 @@ def mismatches(
     lines = []
     for path in sorted(paths):
         saved_text, expected_text = str(stored.get(path, "nothing")), "nothing"
-        if path in expected:
-            expected_text = str(
-                ArrayRecord(np.dtype(expected[path].dtype).name, expected[path].shape, 0)
-            )
+        if (x := expected.get(path)) is not None:
+            expected_text = str(ArrayRecord(np.dtype(x.dtype).name, x.shape, 0))
         if saved_text != expected_text:
             lines.append(f"  {path}: {saved_text} in the checkpoint, {expected_text} requested")
     return lines
@@ -89,10 +80,8 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     """Sum of each array's words, modulo 2 ** 32; changing a single bit changes it."""
     paths, sums = list(arrays), dict[str, Any]()
     for first in range(0, len(paths), MAX_CONCURRENT):
-        device_sums = {
-            path: array_checksum(arrays[path]) for path in paths[first : first + MAX_CONCURRENT]
-        }
-        sums |= jax.device_get(device_sums)
+        some = paths[first : first + MAX_CONCURRENT]
+        sums |= jax.device_get({path: array_checksum(arrays[path]) for path in some})
     return {path: int(x) for path, x in sums.items()}
 
 

@@ -1,13 +1,11 @@
 """Checkpoints on Orbax, with checksums; the only module that imports orbax."""
 
 import contextlib
-import hashlib
 import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -18,18 +16,20 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
+from jaxformer.json_files import json_digest
 from jaxformer.parallel import is_primary_process
+from jaxformer.parallel.sharding import flatten_to_paths
 from jaxformer.training.array_records import (
     SCHEMA,
     ArrayRecord,
     check_contents,
     first_lines,
-    flatten_to_paths,
     mismatches,
     record_arrays,
     stored_in,
 )
 
+Records = dict[str, ArrayRecord]  # by path
 NO_STEP = -1  # sent to the other processes if there is no step
 UNFINISHED_PATTERN, TRASH_FOLDER = "*.orbax-checkpoint-tmp", ".trash"
 
@@ -81,12 +81,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
             if error is None or jax.process_count() == 1:  # other processes may not wait after one
                 self.wait_until_finished()
@@ -257,9 +252,7 @@ class Checkpoints:
         for path in sorted(expected, key=lambda path: -expected[path].size):
             yield path, self._read_matching(step, {path: expected[path]}, saved)[path]
 
-    def _matching(
-        self, step: int, expected: dict[str, Any], partial: bool
-    ) -> dict[str, ArrayRecord]:
+    def _matching(self, step: int, expected: dict[str, Any], partial: bool) -> Records:
         """Records of the saved arrays; ValueError if they differ from the expected ones."""
         saved = stored_in(self._checked_description(step))
         if lines := mismatches(saved, expected, partial=partial):
@@ -270,9 +263,7 @@ class Checkpoints:
             )
         return saved
 
-    def _read_matching(
-        self, step: int, expected: dict[str, Any], saved: dict[str, ArrayRecord]
-    ) -> dict[str, Any]:
+    def _read_matching(self, step: int, expected: dict[str, Any], saved: Records) -> dict[str, Any]:
         """Read arrays with the expected shardings and verify their checksums."""
         target = {path: with_sharding(x) for path, x in expected.items()}
         restore_args = ocp.checkpoint_utils.construct_restore_args(target)
@@ -381,31 +372,20 @@ class Checkpoints:
             contents = self._load_description(step)
             if contents["schema"] != SCHEMA:
                 return ""
-            stored = stored_in(contents)
-            for path in stored:  # one by one, as all may not fit in the memory of this process
-                target = {path: jax.ShapeDtypeStruct(stored[path].shape, stored[path].dtype)}
-                self._read_arrays(
-                    step, stored, target, {path: ocp.RestoreArgs(restore_type=np.ndarray)}
-                )
+            stored, on_host = stored_in(contents), ocp.RestoreArgs(restore_type=np.ndarray)
+            for path, x in stored.items():  # one by one, as all may not fit in this memory
+                target = {path: jax.ShapeDtypeStruct(x.shape, x.dtype)}
+                self._read_arrays(step, stored, target, {path: on_host})
         except Exception as error:
             return str(error) or type(error).__name__
         return ""
 
     def _read_arrays(
-        self,
-        step: int,
-        stored: dict[str, ArrayRecord],
-        target: dict[str, Any],
-        kinds: dict[str, Any],
+        self, step: int, stored: Records, target: dict[str, Any], kinds: dict[str, Any]
     ) -> dict[str, Any]:
         args = ocp.args.PyTreeRestore(target, restore_args=kinds, partial_restore=True)
         arrays = in_thread(self._arrays.restore, self.folder / str(step) / "state", args=args)
-        wrong = [
-            path
-            for path, array_record in record_arrays(arrays).items()
-            if array_record != stored[path]
-        ]
-        if wrong:
+        if wrong := [path for path, x in record_arrays(arrays).items() if x != stored[path]]:
             raise ValueError(f"wrong checksum of {', '.join(first_lines(wrong))}")
         return arrays
 
@@ -424,12 +404,9 @@ class Checkpoints:
                 self._manager.wait_until_finished()
             self._delete_matching(UNFINISHED_PATTERN)
             self._manager.reload()  # it no longer lists the steps that it was about to delete
-        last = self.latest_step()
-        good = f"The last good checkpoint is {last}." if last is not None else ""
-        return OSError(
-            f"Saving checkpoint {step} in {self.folder} failed: {error}. "
-            f"{good or 'There is no good checkpoint yet.'}"
-        )
+        last, good = self.latest_step(), "There is no good checkpoint yet."
+        good = good if last is None else f"The last good checkpoint is {last}."
+        return OSError(f"Saving checkpoint {step} in {self.folder} failed: {error}. {good}")
 
     def _delete_matching(self, *patterns: str) -> None:
         """Delete matching temporary and trash folders."""
@@ -446,11 +423,6 @@ def in_thread(read: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(read, *args, **options).result()
-
-
-def json_digest(contents: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON."""
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def with_sharding(x: Any) -> jax.ShapeDtypeStruct:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 from jaxformer.config import TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
@@ -46,9 +45,7 @@ class Objective:
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("z_loss", "load_balance", "router_z_loss"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
+        require_at_least(self, 0, "z_loss", "load_balance", "router_z_loss")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
@@ -79,15 +76,10 @@ class DPO(Objective):
 def apply_model(batch: Batch | PairBatch, model: Transformer, params: Any, **options: Any) -> Any:
     """Apply the model to a batch: logits, or token scores if targets are given."""
     inputs: dict[str, Any]
-    match batch:
-        case PairBatch():
-            inputs = {"source": batch.source, "source_segments": batch.source_segments}
-        case Batch():
-            inputs = {
-                "positions": batch.positions,
-                "segments": batch.segments,
-                "contiguous_positions": True,
-            }
+    if isinstance(batch, PairBatch):
+        inputs = dict(source=batch.source, source_segments=batch.source_segments)
+    else:
+        inputs = dict(positions=batch.positions, segments=batch.segments, contiguous_positions=True)
     return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 
@@ -117,15 +109,9 @@ def summed_loss(
             f"{type(batch).__name__}."
         )
     rows = all_rows(batch)
-    scores, router_outputs = apply_model(
-        rows,
-        model,
-        params,
-        targets=jnp.asarray(rows.targets),
-        deterministic=False,
-        rngs={"dropout": key},
-        mutable=["router"],
-    )
+    options = dict(deterministic=False, rngs={"dropout": key}, mutable=["router"])
+    targets = jnp.asarray(rows.targets)
+    scores, router_outputs = apply_model(rows, model, params, targets=targets, **options)
     losses = F.cross_entropy_from_statistics(
         scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
     )
@@ -138,7 +124,8 @@ def summed_loss(
         loss_sum = jnp.sum(F.dpo_loss(*jnp.split(log_ratio, 2), beta=objective.beta))
     else:
         loss_sum = jnp.sum(jnp.where(rows.loss_mask, losses, 0.0))
-    return loss_sum + loss_weight(batch).astype(jnp.float32) * router_losses(
+    weight = loss_weight(batch).astype(jnp.float32)
+    return loss_sum + weight * router_losses(
         model.config, objective, params, router_outputs, rows, axis_names
     )
 
@@ -244,18 +231,17 @@ def make_value_and_grad(
 
             def loss(trained):
                 params = update_parameters(model.config.adapter, varying_params, trained)
-                microbatch_key = jax.random.fold_in(key, index)
+                own_key = jax.random.fold_in(key, index)
                 local_sum = summed_loss(
-                    model, objective, params, rows, microbatch_key, axis_names=axis_names
+                    model, objective, params, rows, own_key, axis_names=axis_names
                 )
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
             return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_trained)), None
 
         def split(rows):
-            return jnp.moveaxis(
-                rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:]), 1, 0
-            )
+            parts = rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:])
+            return jnp.moveaxis(parts, 1, 0)
 
         zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_trained)
         zero_carry = (jnp.zeros(()), zeros)
@@ -264,9 +250,12 @@ def make_value_and_grad(
         else:
             microbatches = (jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch))
             (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, microbatches)
-        return loss, jax.tree.map(
-            partial(sum_over_replicas, axis_names=axis_names), gradients, trained_specs
-        )
+
+        def sum_over_replicas(gradient: Array, spec: P) -> Array:
+            replica_axes = tuple(axis for axis in axis_names if axis not in spec)
+            return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
+
+        return loss, jax.tree.map(sum_over_replicas, gradients, trained_specs)
 
     return jax.shard_map(
         per_device,
@@ -276,23 +265,13 @@ def make_value_and_grad(
     )
 
 
-def sum_over_replicas(
-    gradient: Float[Array, "..."], spec: P, *, axis_names: tuple[str, ...]
-) -> Array:
-    """`psum` a gradient over the axes along which its parameter is replicated."""
-    sharded_axes = {axis for axis in spec if axis is not None}
-    replica_axes = tuple(axis for axis in axis_names if axis not in sharded_axes)
-    return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
-
-
 def make_global_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
     """Build the global gradient norm of sharded gradients."""
     specs = trained_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
 
     def per_device(gradients: Any) -> Float[Array, ""]:
         squares: dict[tuple[str, ...], Array] = {}
-        leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
-        for g, spec in zip(jax.tree.leaves(gradients), leaves, strict=True):
+        for g, spec in zip(jax.tree.leaves(gradients), jax.tree.leaves(specs), strict=True):
             axes = tuple(sorted(axis for axis in spec if axis is not None))
             squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.sum(jnp.square(g))
         sums = (jax.lax.psum(x, axes) if axes else x for axes, x in squares.items())

@@ -10,15 +10,14 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
-from jaxformer.extras import missing_extra_message
+from jaxformer.extras import import_extra
 
 RESERVED_NAMES = ("step", "time")
 MAX_SHOWN_BYTES = 200  # of an invalid line, in the error message
-NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @runtime_checkable
@@ -27,14 +26,12 @@ class MetricWriter(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Write the metrics of one step."""
-        ...
 
     def close(self) -> None:
         """Flush and close."""
-        ...
 
 
-class MultiWriter:
+class MultiWriter(AbstractContextManager):
     """Writes metrics to several writers; the list may be empty.
 
         with MultiWriter([JsonLinesWriter("a.jsonl"), TensorBoardWriter("runs/a")]) as metrics:
@@ -58,10 +55,6 @@ class MultiWriter:
     def close(self) -> None:
         """Close every writer; a second call has no effect."""
         self._exits.close()
-
-    def __enter__(self) -> "MultiWriter":
-        """Return this writer."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Close every writer."""
@@ -103,13 +96,11 @@ class JsonLinesWriter:
                     f"{records[-1]['step']}. Pass resume_from, or write to another file."
                 )
             return
-        kept_lines = b"".join(
-            _encode_line(record) for record in records if record["step"] <= resume_from
-        )
+        kept_lines = [_encode_line(x) for x in records if x["step"] <= resume_from]
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
             with _name_file_and_step(temporary, resume_from), open(temporary, "wb") as file:
-                file.write(kept_lines)
+                file.writelines(kept_lines)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)
@@ -123,8 +114,7 @@ class JsonLinesWriter:
             ValueError: A metric is called "step" or "time".
             OSError: The line could not be written; the file ends with the line before it.
         """
-        reserved = [name for name in RESERVED_NAMES if name in metrics]
-        if reserved:
+        if reserved := [name for name in RESERVED_NAMES if name in metrics]:
             raise ValueError(f"{reserved[0]!r} is a reserved name; rename the metric.")
         numbers = {name: float(value) for name, value in metrics.items()}
         line = _encode_line({"step": int(step), "time": time.time(), **numbers})
@@ -180,17 +170,8 @@ def _parse_number(value: object) -> float | int:
 
 
 def _encode_line(record: Mapping[str, float | int]) -> bytes:
-    writable = {name: _encode_number(value) for name, value in record.items()}
+    writable = {name: x if math.isfinite(x) else json.dumps(x) for name, x in record.items()}
     return json.dumps(writable, allow_nan=False, ensure_ascii=False).encode() + b"\n"
-
-
-def _encode_number(value: float | int) -> float | int | str:
-    if math.isfinite(value):
-        return value
-    not_a_number, infinity, minus_infinity = NON_FINITE
-    if math.isnan(value):
-        return not_a_number
-    return infinity if value > 0 else minus_infinity
 
 
 @contextmanager
@@ -218,12 +199,11 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, resume_from: int | None = None) -> None:
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import directory_check
-        except ImportError as error:
-            raise ImportError(missing_extra_message(error)) from error
+        import_extra("tensorboardX")
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import directory_check
+
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._folder = os.fspath(folder)
         directory_check(self._folder)
@@ -242,10 +222,8 @@ class TensorBoardWriter:
         Raises:
             OSError: The event could not be written.
         """
-        values = [
-            self._summary.Value(tag=name, simple_value=float(value))
-            for name, value in metrics.items()
-        ]
+        scalar = self._summary.Value
+        values = [scalar(tag=name, simple_value=float(x)) for name, x in metrics.items()]
         summary = self._summary(value=values)
         self._write_event(step, self._event(wall_time=time.time(), step=int(step), summary=summary))
 
@@ -270,7 +248,7 @@ def check_wandb_login() -> None:
         ImportError: wandb is not installed.
         ValueError: This machine is not logged in, or the server cannot be reached.
     """
-    wandb = _import_wandb()
+    wandb = import_extra("wandb")
     try:
         wandb.login(verify=True)
     except wandb.Error as error:
@@ -278,14 +256,6 @@ def check_wandb_login() -> None:
             f"Cannot log to Weights & Biases: {error} Run `wandb login`, set WANDB_API_KEY, or set "
             "WANDB_MODE=offline to log to local files."
         ) from error
-
-
-def _import_wandb() -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ImportError(missing_extra_message(error)) from error
-    return wandb
 
 
 class WandbWriter:
@@ -301,7 +271,7 @@ class WandbWriter:
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._run = _import_wandb().init(project=project, name=name, config=dict(config))
+        self._run = import_extra("wandb").init(project=project, name=name, config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Log the metrics of `step`. Steps must not decrease."""

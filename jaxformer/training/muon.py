@@ -125,18 +125,16 @@ def scale_by_muon(metadata: Any, *, momentum: float, rms: float) -> optax.Gradie
             return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices)
 
         if mesh is None:
-            return orthogonal_update(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(
-                g.shape
-            )
+            matrices = g.reshape(*g.shape[: inputs[0]], rows, columns)
+            return orthogonal_update(matrices).reshape(g.shape)
         spec = declared.partition_spec(mesh.shape)
         row_axis, column_axis = (_sharded_axis_name(spec, axes) for axes in (inputs, outputs))
 
         def per_device(share):
             sides = [math.prod(share.shape[i] for i in axes) for axes in (inputs, outputs)]
-            matrices = share.reshape(-1, *sides)
-            return apply_to_whole_matrices(
-                orthogonal_update, matrices, rows=row_axis, columns=column_axis
-            ).reshape(share.shape)
+            matrices, names = share.reshape(-1, *sides), dict(rows=row_axis, columns=column_axis)
+            updates = apply_to_whole_matrices(orthogonal_update, matrices, **names)
+            return updates.reshape(share.shape)
 
         return jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec)(g)
 
@@ -183,10 +181,8 @@ def scale_by_adafactor(
     """
 
     def init_leaf(declared: ParameterMetadata, x: Array) -> tuple[Array, ...]:
-        mean_axes = reversed(declared.input_and_output_axes) if declared.num_output_axes else ((),)
-        shapes = [
-            [1 if i in averaged else n for i, n in enumerate(x.shape)] for averaged in mean_axes
-        ]
+        averaged = reversed(declared.input_and_output_axes) if declared.num_output_axes else ((),)
+        shapes = ([1 if i in axes else n for i, n in enumerate(x.shape)] for axes in averaged)
         return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
 
     def update_leaf(declared: ParameterMetadata, g, means, x, b):
@@ -213,11 +209,8 @@ def scale_by_adafactor(
         decay = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
         leaves, tree = jax.tree.flatten(metadata)
         other_trees = map(tree.flatten_up_to, (grads, state.mean_squares, params))
-        pairs = [
-            update_leaf(*leaf_arguments, decay)
-            for leaf_arguments in zip(leaves, *other_trees, strict=True)
-        ]
-        updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
+        every_leaf = zip(leaves, *other_trees, strict=True)
+        updates, means = zip(*(update_leaf(*leaf, decay) for leaf in every_leaf), strict=True)
         steps = optax.safe_increment(state.steps)
         return tree.unflatten(updates), AdafactorState(steps, tree.unflatten(means))
 

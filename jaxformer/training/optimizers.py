@@ -14,29 +14,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 from jaxformer.layers.parameter_metadata import ParameterRole
 from jaxformer.training.muon import scale_by_adafactor, scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
+DECAY_RATES = ("b1", "b2", "momentum")
+POSITIVE = ("eps", "decay_exponent", "clip", "min_scale", "rms", "adamw_rate")
 
-def check_hyperparameters(
-    optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, ...] = ()
-) -> None:
-    """Raise for decay rates outside [0, 1), and for numbers that must be positive."""
-    kind = type(optimizer).__name__
-    for name in rates:
-        if not 0 <= (value := getattr(optimizer, name)) < 1:
-            raise ValueError(f"{kind}.{name} must be at least 0 and below 1; got {value}.")
-    for name in positive:
-        if not (value := getattr(optimizer, name)) > 0:
-            raise ValueError(f"{kind}.{name} must be positive; got {value}.")
-    if optimizer.weight_decay < 0:
-        raise ValueError(f"{kind}.weight_decay must not be negative; got {optimizer.weight_decay}.")
+
+class CheckedOptimizer:
+    """Base of the optimizers: checks the ranges of their numbers."""
+
+    def __post_init__(self):
+        check_fields(self)
+        kind = type(self).__name__
+        for name, value in vars(self).items():
+            if name in DECAY_RATES and not 0 <= value < 1:
+                raise ValueError(f"{kind}.{name} must be at least 0 and below 1; got {value}.")
+            if name in POSITIVE and not value > 0:
+                raise ValueError(f"{kind}.{name} must be positive; got {value}.")
+            if name == "weight_decay" and value < 0:
+                raise ValueError(f"{kind}.{name} must not be negative; got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
+class AdamW(CheckedOptimizer):
     """Adam with decoupled weight decay.
 
     Attributes:
@@ -54,13 +57,9 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.1
 
-    def __post_init__(self):
-        check_fields(self)
-        check_hyperparameters(self, rates=("b1", "b2"), positive=("eps",))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Adafactor:
+class Adafactor(CheckedOptimizer):
     """Factored second moments; step size relative to the parameter's RMS.
 
     The learning rate is therefore relative: 0.01 changes a matrix by one hundredth of its root mean
@@ -82,13 +81,9 @@ class Adafactor:
     min_scale: float = 1e-3
     weight_decay: float = 0.0
 
-    def __post_init__(self):
-        check_fields(self)
-        check_hyperparameters(self, positive=("decay_exponent", "clip", "min_scale"))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Lion:
+class Lion(CheckedOptimizer):
     """Sign of an interpolated momentum.
 
     Every element changes by the learning rate, so use a third to a tenth of AdamW's rate, and a
@@ -108,13 +103,9 @@ class Lion:
     b2: float = 0.99
     weight_decay: float = 0.5
 
-    def __post_init__(self):
-        check_fields(self)
-        check_hyperparameters(self, rates=("b1", "b2"))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Muon:
+class Muon(CheckedOptimizer):
     """Muon for layer kernels, AdamW for all other parameters, adapters among them.
 
     Attributes:
@@ -137,13 +128,9 @@ class Muon:
     adamw_rate: float = 1.0
     roles: tuple[Literal["kernel", "adapter"], ...] = ("kernel",)
 
-    def __post_init__(self):
-        check_fields(self)
-        check_hyperparameters(self, rates=("momentum",), positive=("rms", "adamw_rate"))
-
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class SGD(CheckedOptimizer):
     """Gradient descent, with optional momentum.
 
     Attributes:
@@ -158,10 +145,6 @@ class SGD:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
-
-    def __post_init__(self):
-        check_fields(self)
-        check_hyperparameters(self, rates=("momentum",))
 
 
 Optimizer = AdamW | Adafactor | Lion | Muon | SGD
@@ -188,10 +171,7 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_fields(self)
-        if self.selection_bias_rate < 0:
-            raise ValueError(
-                f"selection_bias_rate must not be negative; got {self.selection_bias_rate}."
-            )
+        require_at_least(self, 0, "selection_bias_rate")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
 
@@ -222,23 +202,19 @@ def make_optimizer(
     Raises:
         ValueError: `total_steps` is too short for the schedule.
     """
-    labels = jax.tree.map(
-        lambda x: "selection_bias" if x.role == "selection_bias" else "rest", metadata
-    )
-    rest = jax.tree.map(
-        lambda x, label: x if label == "rest" else optax.MaskedNode(), metadata, labels
-    )
+    is_bias = jax.tree.map(lambda x: x.role == "selection_bias", metadata)
+    rest = jax.tree.map(lambda x, bias: optax.MaskedNode() if bias else x, metadata, is_bias)
     stages = {}
     if config.clip_norm is not None:
         stages["clip"] = clip_by_global_norm(config.clip_norm)
     stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, rest)
-    stages["learning_rate"] = optax.scale_by_learning_rate(
-        learning_rate_schedule(config, total_steps)
-    )
+    schedule = learning_rate_schedule(config, total_steps)
+    stages["learning_rate"] = optax.scale_by_learning_rate(schedule)
     optimizer = run_in_float32(optax.named_chain(*stages.items()))
-    if "selection_bias" not in jax.tree.leaves(labels):
+    if not any(jax.tree.leaves(is_bias)):
         return optimizer
     balance = balance_load(config.selection_bias_rate)
+    labels = jax.tree.map(lambda bias: "selection_bias" if bias else "rest", is_bias)
     return optax.partition({"rest": optimizer, "selection_bias": balance}, labels)
 
 
@@ -283,25 +259,19 @@ def optimizer_transform(
         case AdamW(b1=b1, b2=b2, eps=eps):
             inner = optax.scale_by_adam(b1, b2, eps)
         case Adafactor(decay_exponent=exponent, clip=clip, min_scale=least):
-            inner = scale_by_adafactor(
-                metadata, decay_exponent=exponent, clip=clip, min_scale=least
-            )
+            options = dict(decay_exponent=exponent, clip=clip, min_scale=least)
+            inner = scale_by_adafactor(metadata, **options)
         case Lion(b1=b1, b2=b2):
             inner = optax.scale_by_lion(b1, b2)
         case SGD(momentum=momentum, nesterov=nesterov):
             inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
         case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate, roles=roles):
             muon = scale_by_muon(metadata, momentum=momentum, rms=rms)
-            other_transform = optax.chain(
-                optimizer_transform(adamw, decay_roles, metadata), optax.scale(rate)
-            )
-            return optax.partition(
-                {
-                    "kernels": optax.chain(muon, decay(optimizer.weight_decay)),
-                    "rest": other_transform,
-                },
-                jax.tree.map(lambda x: "kernels" if x.role in roles else "rest", metadata),
-            )
+            kernels = optax.chain(muon, decay(optimizer.weight_decay))
+            rest = optimizer_transform(adamw, decay_roles, metadata)
+            labels = jax.tree.map(lambda x: "kernels" if x.role in roles else "rest", metadata)
+            transforms = {"kernels": kernels, "rest": optax.chain(rest, optax.scale(rate))}
+            return optax.partition(transforms, labels)
     return optax.chain(inner, decay(optimizer.weight_decay))
 
 
@@ -310,19 +280,15 @@ def run_in_float32(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     `optax` raises floats to integer powers, which strict dtype promotion does not allow.
     """
-    inner_with_extra = optax.with_extra_args_support(inner)
-
-    def to_float32(tree):
-        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+    inner_update = optax.with_extra_args_support(inner).update
+    to_float32 = partial(jax.tree.map, lambda x: x.astype(jnp.float32))
 
     def init(params):
         return inner.init(to_float32(params))
 
     def update(grads, state, params, **extra):
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = inner_with_extra.update(
-                to_float32(grads), state, to_float32(params), **extra
-            )
+            updates, state = inner_update(to_float32(grads), state, to_float32(params), **extra)
         return jax.tree.map(lambda u, x: u.astype(x.dtype), updates, params), state
 
     return optax.GradientTransformationExtraArgs(init, update)

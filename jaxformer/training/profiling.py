@@ -8,7 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 
@@ -21,9 +21,15 @@ NO_MODULE = re.compile(
     r"while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|shard_map"
     r"|custom_[jv]+p_call\w*|pjit|remat\d*|eval_jaxpr"
 )
-PASSES = "forward", "recomputation", "backward", "other"
 Program: TypeAlias = tuple[str, int]  # name of the HLO module ("" if unknown) and its number
 PassName = Literal["forward", "recomputation", "backward", "other"]
+# The first mark in the name of an operation says its pass.
+PASS_MARKS: dict[str, PassName] = {
+    "rematted_computation": "recomputation",
+    "transpose(": "backward",
+    "jvp(": "forward",
+}
+PASSES = get_args(PassName)
 
 
 class KernelTime(NamedTuple):
@@ -241,11 +247,5 @@ def module_and_pass(op_name: str) -> tuple[str, PassName]:
         name = re.sub(r"^layer_\d+$", "layer_*", part)
         if re.fullmatch(r"[a-zA-Z]\w*\*?", name) and not NO_MODULE.fullmatch(name):
             path += [name] * (path[-1:] != [name])
-    pass_name: PassName = "other"
-    if "rematted_computation" in op_name:
-        pass_name = "recomputation"
-    elif "transpose(" in op_name:
-        pass_name = "backward"
-    elif "jvp(" in op_name:
-        pass_name = "forward"
-    return "/".join(path) or UNNAMED, pass_name
+    marked: list[PassName] = [name for mark, name in PASS_MARKS.items() if mark in op_name]
+    return "/".join(path) or UNNAMED, marked[0] if marked else "other"

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-from jaxformer.extras import missing_extra_message
+from jaxformer.extras import import_extra
 
 LOSS_EMA_DECAY = 0.9
 DISPLAYED = {
@@ -176,7 +176,7 @@ class Progress:
     def print(self, text: str) -> None:
         """Print `text` on separate lines, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.console.print(_sanitize(text, "utf-8"), markup=False, highlight=False)
+            self._bar.console.print(sanitize_text(text), markup=False, highlight=False)
         elif self._stream is not None:  # None if standard output is closed
             print(sanitize_text(text, self._stream), file=self._stream, flush=True)
 
@@ -188,22 +188,19 @@ class Progress:
         return self._smooth / self._weight
 
     def _status_text(self) -> str:
-        known_values = [(words, self._numbers.get(name)) for name, words in DISPLAYED.items()]
-        return "  ".join(
-            f"{word} {text(value)}" for (word, text), value in known_values if value is not None
+        known = (
+            (*how, self._numbers[name]) for name, how in DISPLAYED.items() if name in self._numbers
         )
+        return "  ".join(f"{word} {text(value)}" for word, text, value in known)
 
     def _print_status(self) -> None:
         self._status_printed = True
         self.print(f"step {self._step:,}/{self._total:,}  {self._status_text()}".rstrip())
 
 
-def sanitize_text(text: str, stream: Any) -> str:
-    """Replace control characters and what the stream cannot encode."""
-    return _sanitize(text, getattr(stream, "encoding", None) or "utf-8")
-
-
-def _sanitize(text: str, encoding: str) -> str:
+def sanitize_text(text: str, stream: Any = None) -> str:
+    """Replace control characters and what the stream cannot encode; None encodes as UTF-8."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     visible = "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
         for c in text
@@ -213,19 +210,15 @@ def _sanitize(text: str, encoding: str) -> str:
 
 def _make_bar(stream: Any) -> Any:
     """A rich progress bar, or None if plain lines should be printed."""
-    if (
-        stream is None
-        or not stream.isatty()
-        or "CI" in os.environ
-        or os.environ.get("TERM", "") in ("", "dumb")
-    ):
+    if stream is None or not stream.isatty():
         return None
-    try:
-        import rich.progress as bars
-        from rich.console import Console
-        from rich.table import Column
-    except ImportError as error:
-        raise ImportError(missing_extra_message(error)) from error
+    if "CI" in os.environ or os.environ.get("TERM", "") in ("", "dumb"):
+        return None
+    import_extra("rich")
+    import rich.progress as bars
+    from rich.console import Console
+    from rich.table import Column
+
     console = Console(file=stream)
     if console.is_jupyter or not console.is_terminal or not console.encoding.startswith("utf"):
         return None

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
-    """Constant learning rate after warm-up.
+class WarmUp:
+    """Linear warm-up to the peak, which all schedules have.
 
     Attributes:
-        peak: Learning rate after warm-up.
-        warmup_steps: Steps of linear warm-up from zero.
+        peak: Highest learning rate.
+        warmup_steps: Steps of linear warm-up to the peak.
     """
 
     peak: float
@@ -33,11 +33,26 @@ class Constant:
 
     def __post_init__(self):
         check_fields(self)
-        check_schedule(self)
+        if not self.peak > 0:
+            raise ValueError(f"The peak learning rate must be positive; got {self.peak}.")
+        require_at_least(self, 0, "warmup_steps")
+        for name, value in vars(self).items():
+            if name.endswith("_fraction") and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be between 0 and 1; got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class Constant(WarmUp):
+    """Constant learning rate after warm-up.
+
+    Attributes:
+        peak: Learning rate after warm-up.
+        warmup_steps: Steps of linear warm-up from zero.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(WarmUp):
     """Linear decay from the peak to `final_fraction * peak`.
 
     Attributes:
@@ -46,18 +61,11 @@ class Linear:
         final_fraction: Final learning rate, as a fraction of the peak.
     """
 
-    peak: float
-    warmup_steps: int = 0
     final_fraction: float = 0.0
-
-    def __post_init__(self):
-        check_fields(self)
-        check_schedule(self)
-        check_fraction("final_fraction", self.final_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(WarmUp):
     """Cosine decay from the peak to `final_fraction * peak`.
 
     Attributes:
@@ -70,18 +78,11 @@ class Cosine:
             (one period, no restart). arXiv:1608.03983
     """
 
-    peak: float
-    warmup_steps: int = 0
     final_fraction: float = 0.1
-
-    def __post_init__(self):
-        check_fields(self)
-        check_schedule(self)
-        check_fraction("final_fraction", self.final_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InverseSquareRoot:
+class InverseSquareRoot(WarmUp):
     """Linear warm-up, then decay by the inverse square root of the step (Vaswani et al.).
 
         rate = peak min(n / warmup_steps, sqrt(warmup_steps / n))    n = step + 1
@@ -97,12 +98,10 @@ class InverseSquareRoot:
         Vaswani et al., Attention Is All You Need, 2017, section 5.3. arXiv:1706.03762
     """
 
-    peak: float
     warmup_steps: int = 4000
 
     def __post_init__(self):
-        check_fields(self)
-        check_schedule(self)
+        super().__post_init__()
         if self.warmup_steps < 1:
             raise ValueError(
                 f"InverseSquareRoot needs warmup_steps of at least 1; got {self.warmup_steps}."
@@ -110,7 +109,7 @@ class InverseSquareRoot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay:
+class WarmupStableDecay(WarmUp):
     """Warmup-stable-decay (WSD): constant, then decay over the last `decay_fraction`.
 
         rate / peak = 1 - (1 - final_fraction) p          shape "linear"
@@ -133,17 +132,9 @@ class WarmupStableDecay:
             2024, section 3 (shapes of the decay). arXiv:2405.18392
     """
 
-    peak: float
-    warmup_steps: int = 0
     decay_fraction: float = 0.2
     final_fraction: float = 0.0
     shape: Literal["linear", "sqrt"] = "sqrt"
-
-    def __post_init__(self):
-        check_fields(self)
-        check_schedule(self)
-        check_fraction("decay_fraction", self.decay_fraction)
-        check_fraction("final_fraction", self.final_fraction)
 
     def decay_steps(self, total_steps: int) -> int:
         """Number of decay steps."""
@@ -166,11 +157,20 @@ def make_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     Raises:
         ValueError: The run has no steps, or fewer than warm-up and decay together.
     """
-    check_total_steps(schedule, total_steps)
+    if total_steps < 1:
+        raise ValueError(f"total_steps must be at least 1; got {total_steps}.")
+    warmup, decay = schedule.warmup_steps, 0
+    if isinstance(schedule, WarmupStableDecay):
+        decay = schedule.decay_steps(total_steps)
+    if warmup + decay > total_steps:
+        raise ValueError(
+            f"warmup_steps={warmup} and {decay} steps of decay do not fit into "
+            f"total_steps={total_steps}."
+        )
 
     def rate(step: int | Int[Array, ""]) -> Float[Array, ""]:
         elapsed = jnp.asarray(step).astype(jnp.float32)
-        ramp = jnp.minimum((elapsed + 1) / max(schedule.warmup_steps, 1), 1)
+        ramp = jnp.minimum((elapsed + 1) / max(warmup, 1), 1)
         return schedule.peak * ramp * fraction_of_peak(schedule, elapsed, total_steps)
 
     return rate
@@ -200,31 +200,3 @@ def fraction_of_peak(
 def linear_ramp(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:
     """Linear ramp from 0 at `start` to 1 at `stop`, clipped."""
     return jnp.clip((elapsed - start) / max(stop - start, 1), 0, 1)
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Raise for a peak that is not positive or a negative warm-up."""
-    if not schedule.peak > 0:
-        raise ValueError(f"The peak learning rate must be positive; got {schedule.peak}.")
-    if schedule.warmup_steps < 0:
-        raise ValueError(f"warmup_steps must not be negative; got {schedule.warmup_steps}.")
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise unless the value is in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be between 0 and 1; got {value}.")
-
-
-def check_total_steps(schedule: Schedule, total_steps: int) -> None:
-    """Raise if warm-up and decay do not fit into the run."""
-    if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1; got {total_steps}.")
-    warmup, decay = schedule.warmup_steps, 0
-    if isinstance(schedule, WarmupStableDecay):
-        decay = schedule.decay_steps(total_steps)
-    if warmup + decay > total_steps:
-        raise ValueError(
-            f"warmup_steps={warmup} and {decay} steps of decay do not fit into "
-            f"total_steps={total_steps}."
-        )

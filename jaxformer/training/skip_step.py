@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import check_fields, require_at_least
 
 NORM_EMA_DECAY = 0.99  # of the mean gradient norm
 
@@ -34,9 +33,7 @@ class SkipStepConfig:
             raise ValueError(
                 f"max_norm_ratio must be above 1 and finite, or None; got {self.max_norm_ratio}."
             )
-        for name in ("warmup_updates", "max_consecutive_skips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        require_at_least(self, 1, "warmup_updates", "max_consecutive_skips")
 
 
 class SkipState(NamedTuple):
@@ -94,8 +91,3 @@ def should_apply_update(
         num_skipped=state.num_skipped + 1 - apply_update.astype(jnp.int32),
         num_consecutive_skips=jnp.where(apply_update, 0, state.num_consecutive_skips + 1),
     )
-
-
-def tree_where(apply_update: Bool[Array, ""], new_tree: Any, old_tree: Any) -> Any:
-    """The new tree if the update is applied, else the old one."""
-    return jax.tree.map(lambda new, old: jnp.where(apply_update, new, old), new_tree, old_tree)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +44,6 @@ from jaxformer.training.skip_step import (
     SkipStepConfig,
     init_skip_state,
     should_apply_update,
-    tree_where,
 )
 
 
@@ -127,17 +127,10 @@ def abstract_train_state(
     traced = jax.jit(_init_state, static_argnums=(0, 1))
     shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
-    guard = jax.tree.map(lambda _: P(), shapes.skip_state)
-    state_specs: Any = (
-        P(),
-        specs,
-        optimizer_state_specs(
-            shapes.opt_state,
-            trained_parameters(model.config.adapter, shapes.params),
-            trained_parameters(model.config.adapter, specs),
-        ),
-        guard,
-    )
+    trained = (trained_parameters(model.config.adapter, x) for x in (shapes.params, specs))
+    optimizer_specs = optimizer_state_specs(shapes.opt_state, *trained)
+    skip_specs = jax.tree.map(lambda _: P(), shapes.skip_state)
+    state_specs: Any = P(), specs, optimizer_specs, skip_specs
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
@@ -204,8 +197,7 @@ def make_train_step(
         gradient_accumulation_steps=gradient_accumulation_steps,
         seed=seed,
     )
-
-    global_norm, max_load = make_global_norm(model, mesh), make_max_expert_load(model)
+    global_norm = make_global_norm(model, mesh)
 
     def train_step(state: TrainState, batch: AnyBatch):
         loss, gradients = value_and_grad(state.params, state.step, batch)
@@ -215,7 +207,7 @@ def make_train_step(
             state, metrics = apply_gradients(
                 optimizer, skip_step, state, loss, gradients, norm, mesh, model.config.adapter
             )
-        return state, metrics._replace(max_expert_load=max_load(gradients))
+        return state, metrics._replace(max_expert_load=max_expert_load(model, gradients))
 
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
     return jax.jit(
@@ -226,17 +218,12 @@ def make_train_step(
     )
 
 
-def make_max_expert_load(model: Transformer) -> Callable[[Any], Float[Array, ""] | None]:
-    """Function from gradients to `StepMetrics.max_expert_load`."""
+def max_expert_load(model: Transformer, gradients: Any) -> Float[Array, ""] | None:
+    """`StepMetrics.max_expert_load`, from the gradients of selection biases."""
     metadata = trained_parameters(model.config.adapter, parameter_metadata(model.config))
-    leaves_metadata = jax.tree.leaves(metadata)
-
-    def max_expert_load(gradients: Any) -> Float[Array, ""] | None:
-        leaves = zip(jax.tree.leaves(gradients), leaves_metadata, strict=True)
-        loads = [jnp.max(g) for g, x in leaves if x.role == "selection_bias"]
-        return 1 + jnp.max(jnp.stack(loads)) / LOAD_GRADIENT if loads else None
-
-    return max_expert_load
+    leaves = zip(jax.tree.leaves(gradients), jax.tree.leaves(metadata), strict=True)
+    loads = [jnp.max(g) for g, x in leaves if x.role == "selection_bias"]
+    return 1 + jnp.max(jnp.stack(loads)) / LOAD_GRADIENT if loads else None
 
 
 def apply_gradients(
@@ -256,7 +243,9 @@ def apply_gradients(
         gradients, state.opt_state, trained, gradient_norm=norm, mesh=mesh
     )
     new_values = optax.apply_updates(trained, updates), opt_state
-    trained, opt_state = tree_where(apply_update, new_values, (trained, state.opt_state))
+    old_values = trained, state.opt_state
+    choose = partial(jnp.where, apply_update)  # the new values, or the old ones
+    trained, opt_state = jax.tree.map(choose, new_values, old_values)
     params = update_parameters(adapter, state.params, trained)
     metrics = StepMetrics(loss, norm, skip_state.num_skipped, skip_state.num_consecutive_skips)
     return TrainState(state.step + 1, params, opt_state, skip_state), metrics

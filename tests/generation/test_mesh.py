@@ -133,7 +133,7 @@ def test_no_device_needs_room_for_the_whole_model():
     prompts = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
     key = jax.random.key(0)
     lowered = decode.decode_tokens.lower(
-        plan, Greedy(), *decode._shard_inputs(mesh, config, params, prompts, key)
+        plan, *decode._shard_inputs(mesh, config, params, prompts, key)
     )
     memory = lowered.compile().memory_analysis()
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3

@@ -171,7 +171,7 @@ def test_a_few_rows_of_decay_take_little_memory():
     params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
     choice = attention.MapSelection(None, None, (0, 4))
     run = attention._compute_maps.lower(
-        Transformer(config), choice, ("decoder",), params, tokens, {}
+        Transformer(config), choice, ("decoder",), params, {"tokens": tokens}
     )
     assert run.compile().memory_analysis().temp_size_in_bytes < 4 * 4096**2
 

@@ -228,7 +228,7 @@ def test_a_build_server_and_a_dumb_terminal_get_plain_lines(terminal, monkeypatc
 
 
 def test_a_terminal_without_rich_is_told_which_extra(terminal, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(ImportError, match=r"needs rich, .* pip install 'jaxformer\[train\]'"):
         Progress(3, stream=terminal)
 
