@@ -138,6 +138,18 @@ def write_rope(
     return {**fields, "rope_scaling": old, "rope_parameters": section}
 
 
+ROPE_TYPES: dict[type, str] = {
+    type(None): "default",
+    c.LinearScaling: "linear",
+    c.NTKScaling: "ntk",  # not in transformers: reading it back is an error
+    c.DynamicNTK: "dynamic",
+    c.Llama3Scaling: "llama3",
+    c.Yarn: "yarn",
+    c.LongRope: "longrope",
+    c.PRope: "proportional",
+}
+
+
 def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
     """A ``rope_parameters`` object, and the length fields it needs outside.
 
@@ -147,16 +159,16 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
     Returns:
         The object, and ``max_position_embeddings`` if the scaling determines it.
     """
-    section, lengths = dict[str, Any](rope_theta=rope.base, rope_type="default"), dict[str, int]()
-    match scaling := rope.scaling:
+    scaling, lengths = rope.scaling, dict[str, int]()
+    section = dict[str, Any](rope_theta=rope.base, rope_type=ROPE_TYPES[type(scaling)])
+    match scaling:
         case c.LinearScaling(factor=factor):
-            section |= {"rope_type": "linear", "factor": factor}
+            section["factor"] = factor
         case c.DynamicNTK(factor=factor, original_max_length=length):
-            section |= {"rope_type": "dynamic", "factor": factor}
+            section["factor"] = factor
             lengths["max_position_embeddings"] = length
         case c.Llama3Scaling() as s:
             section |= {
-                "rope_type": "llama3",
                 "factor": s.factor,
                 "low_freq_factor": s.low_freq_factor,
                 "high_freq_factor": s.high_freq_factor,
@@ -165,7 +177,6 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
             lengths["max_position_embeddings"] = int(s.factor * s.original_max_length)
         case c.Yarn() as s:
             section |= {
-                "rope_type": "yarn",
                 "factor": s.factor,
                 "beta_fast": s.beta_fast,
                 "beta_slow": s.beta_slow,
@@ -175,7 +186,6 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
             lengths["max_position_embeddings"] = int(s.factor * s.original_max_length)
         case c.LongRope() as s:
             section |= {
-                "rope_type": "longrope",
                 "factor": s.max_length / s.original_max_length,
                 "short_factor": list(s.short_factors),
                 "long_factor": list(s.long_factors),
@@ -183,9 +193,7 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
             }
             lengths["max_position_embeddings"] = s.max_length
         case c.PRope(fraction=fraction):
-            section |= {"rope_type": "proportional", "partial_rotary_factor": fraction}
-        case c.NTKScaling():
-            section["rope_type"] = "ntk"  # not in transformers: reading it back is an error
+            section["partial_rotary_factor"] = fraction
     if isinstance(scaling, c.Yarn | c.LongRope) and scaling.attention_factor is not None:
         section["attention_factor"] = scaling.attention_factor
     return section, lengths

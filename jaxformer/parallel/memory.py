@@ -111,22 +111,30 @@ def estimate_memory(
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
         fused_attention=fused_attention,
     )
+    trained, frozen_bytes, optimizer_bytes = _parameter_bytes(config, axis_sizes, optimizer)
+    gathered = _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat)
+    return MemoryEstimate(
+        parameters=trained + frozen_bytes,
+        optimizer=optimizer_bytes,
+        gradients=trained * min(gradient_accumulation_steps, 2),
+        gathered_kernels=compute_bytes * gathered,
+        activations=activations - logits,
+        logits=logits,
+    )
+
+
+def _parameter_bytes(
+    config: c.TransformerConfig, axis_sizes: Mapping[str, int], optimizer: str
+) -> tuple[int, int, int]:
+    """Bytes on one device of trained and frozen parameters and of the optimizer's state."""
     metadata = parameter_metadata(config)
     trained = trained_parameters(config.adapter, metadata)
     local_sizes = [(x, _local_size(x, axis_sizes)) for x in jax.tree.leaves(trained)]
     parameters = sum(share for _, share in local_sizes)
     frozen = sum(_local_size(x, axis_sizes) for x in jax.tree.leaves(metadata)) - parameters
     frozen_dtype = jnp.float32 if config.adapter is None else config.adapter.base_dtype
-    moments = sum(_optimizer_values_per_element(x, optimizer) * n for x, n in local_sizes)
-    gathered = _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat)
-    return MemoryEstimate(
-        parameters=PARAM_BYTES * parameters + jnp.dtype(frozen_dtype).itemsize * frozen,
-        optimizer=PARAM_BYTES * moments,
-        gradients=PARAM_BYTES * parameters * min(gradient_accumulation_steps, 2),
-        gathered_kernels=compute_bytes * gathered,
-        activations=activations - logits,
-        logits=logits,
-    )
+    values = sum(_optimizer_values_per_element(x, optimizer) * n for x, n in local_sizes)
+    return PARAM_BYTES * parameters, jnp.dtype(frozen_dtype).itemsize * frozen, PARAM_BYTES * values
 
 
 def expert_slots(devices: int, expert_capacity_factor: float | None) -> float:

@@ -219,15 +219,10 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "num_global_key_value_heads": full_heads.num_kv_heads if shares else None,
         "attention_k_eq_v": shares,
         "attention_bias": "out" in heads.biases,
-        "intermediate_size": dense.hidden_dim,
-        "hidden_activation": hf_activation_name(dense.activation),
         "rms_norm_eps": config.norm.eps,
         "final_logit_softcapping": config.head.softcap,
         "tie_word_embeddings": config.head.tied,
-        "enable_moe_block": experts is not None,
-        "moe_intermediate_size": experts and experts.expert.hidden_dim,
-        "num_experts": experts and experts.num_experts,
-        "top_k_experts": experts and experts.top_k,
+        **_feed_forward_fields(dense, experts),
         **dict.fromkeys(UNSUPPORTED, 0),
         **p.write_layer_types(config),
     }
@@ -236,6 +231,18 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
             "full_attention": write_rope_section(full[0].positions)[0],
             "sliding_attention": write_rope_section(local[0].positions)[0],
         }
+    }
+
+
+def _feed_forward_fields(dense: c.GLU, experts: c.MoE | None) -> dict[str, Any]:
+    """Fields of the gated network, and of the experts beside it."""
+    return {
+        "intermediate_size": dense.hidden_dim,
+        "hidden_activation": hf_activation_name(dense.activation),
+        "enable_moe_block": experts is not None,
+        "moe_intermediate_size": experts and experts.expert.hidden_dim,
+        "num_experts": experts and experts.num_experts,
+        "top_k_experts": experts and experts.top_k,
     }
 
 

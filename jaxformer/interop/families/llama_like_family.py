@@ -147,19 +147,10 @@ class LlamaLike:
             reader.require_value(name, value)
         for name in self.unused:
             reader.get(name)
-        biased = set(self.constant_biases)
-        for bias in self.biases:
-            if reader.boolean(bias.name, bias.default):
-                biased |= {*bias.layers}
+        biased = self.read_biased(reader)
         sizes, options = p.read_sizes(reader, **self.sizes), read_options(reader, self.fields)
         windows = self.windows.read(reader, sizes["num_layers"])
-        norm, qk_norm = self.norm, self.qk_norm
-        if self.norm_field is not None:
-            norm = replace(norm, eps=reader.number(self.norm_field, norm.eps))
-        if self.qk_norm_field is not None and not reader.boolean(self.qk_norm_field, False):
-            qk_norm = None
-        if qk_norm is not None:
-            qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, eps=norm.eps))
+        norm, qk_norm = self.read_norms(reader)
         heads: dict[str, Any] = dict(
             **p.read_heads(
                 reader,
@@ -189,6 +180,23 @@ class LlamaLike:
             ),
         )
         return with_branches(with_options(config, options), branches)
+
+    def read_biased(self, reader: ConfigReader) -> set[str]:
+        """Names of the linear layers with biases."""
+        biased = set(self.constant_biases)
+        for bias in self.biases:
+            if reader.boolean(bias.name, bias.default):
+                biased |= {*bias.layers}
+        return biased
+
+    def read_norms(self, reader: ConfigReader) -> tuple[c.Norm, c.QKNorm | None]:
+        """The norm, and that of queries and keys."""
+        norm, qk_norm = self.norm, self.qk_norm
+        if self.norm_field is not None:
+            norm = replace(norm, eps=reader.number(self.norm_field, norm.eps))
+        if self.qk_norm_field is not None and not reader.boolean(self.qk_norm_field, False):
+            qk_norm = None
+        return norm, qk_norm and replace(qk_norm, norm=replace(qk_norm.norm, eps=norm.eps))
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
