@@ -117,3 +117,17 @@ def test_the_text_model_of_a_folder_with_images(tmp_path):
     again = load_pretrained(write_folder(both, tmp_path / "images"))
     assert again.config == config
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+@pytest.mark.parametrize("given", [{}, None])
+def test_rope_parameters_without_one_of_two_kinds(kind, given):
+    """Which transformers does not read either."""
+    both = {name: {"rope_theta": 9.0} for name in ("full_attention", "sliding_attention")}
+    with pytest.raises(ValueError, match=rf"rope_parameters\.{kind} = {given}: expected an object"):
+        config_from_fields("gemma4_text", **SHARED, rope_parameters=both | {kind: given})
+
+
+def test_a_model_without_width():
+    with pytest.raises(ValueError, match="hidden_size = -1: expected 1 or more"):
+        config_from_fields("gemma4_text", **SHARED | {"hidden_size": -1})

@@ -96,7 +96,7 @@ def read_text(reader: ConfigReader) -> c.TransformerConfig:
         norm=norm,
         norm_placement="sandwich",
         layer_scalar=True,
-        embedding=c.Embedding(scale=math.sqrt(sizes["model_dim"])),
+        embedding=c.Embedding(scale=math.sqrt(reader.positive_integer("hidden_size"))),
         head=c.LMHead(
             tied=reader.boolean("tie_word_embeddings", True),
             softcap=reader.optional_number("final_logit_softcapping"),
@@ -137,6 +137,9 @@ def _read_kinds(reader: ConfigReader, count: int, norm: c.RMSNorm) -> tuple[Any,
     sliding = p.read_layer_types(reader, count, lambda i: (i + 1) % 6 > 0)
     sliding = (*sliding[:-1], False)
     sections = reader.section("rope_parameters") or ConfigReader(ROPES)
+    for kind in ("full_attention", *("sliding_attention",) * any(sliding)):
+        if sections.section(kind) is None:
+            sections.add_problem(kind, "expected an object.")
     length = reader.integer("max_position_embeddings", 131_072)
     full_rope, local_rope = (
         read_rope_section(
