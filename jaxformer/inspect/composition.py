@@ -41,8 +41,8 @@ def composition_scores(config: c.TransformerConfig, params: Params) -> Compositi
         value   |OV_1 @ OV_2|   / (|OV_1| |OV_2|)
 
     with Frobenius norms, and scales of norms multiplied into the matrices. Independent random
-    matrices score about 1 / sqrt(model_dim), which the paper subtracts. Positions, biases, QK-norm
-    and gates are left out. It exists for `config.MultiHead` and `config.SharedKV`, and of
+    matrices score about 1 / sqrt(model_dim), which the paper subtracts. Positions, biases, norms
+    of heads and gates are left out. It exists for `config.MultiHead` and `config.SharedKV`, and of
     `config.Decay` for values; heads of other kinds, whose projections are not linear, are left out.
 
     Args:
