@@ -46,6 +46,7 @@ def losses(output):
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_a_folder_gets_adapters_that_a_folder_of_their_own_holds(folder, capsys):
     tune("--init", str(folder), *FLAGS, *ADAPTER, "--devices", "1", "--output", "run")
     assert "Note: experiments.export cannot write" not in capsys.readouterr().out

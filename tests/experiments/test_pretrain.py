@@ -288,6 +288,7 @@ def test_held_out_text_is_bounded(capsys):
     assert "held out are" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_trains_from_tokens(capsys):
     """With their tokenizer, which its flags need not name; and it goes on without their text."""
     Path("texts").mkdir()

@@ -85,6 +85,7 @@ def biases(params):
     return np.asarray(jax.device_get(bias))
 
 
+@pytest.mark.slow
 def test_its_gradient_is_the_relative_load():
     run = Run()
     one = batch(3)

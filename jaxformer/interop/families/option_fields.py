@@ -57,11 +57,17 @@ class Field:
         return value if self.choices is None else self.choices[value]
 
     def write_option(self, value: Any) -> Any:
-        """Return the value of the field for an option; the default if no choice has it."""
-        if self.choices is not None:
-            names = (name for name, choice in self.choices.items() if choice == value)
-            return next(names, self.default)
-        return hf_activation_name(value) if isinstance(self.default, str) else value
+        """Return the value of the field for an option; the default if no choice has it.
+
+        Raises:
+            ValueError: An activation of which no family has a name.
+        """
+        name = hf_activation_name(value) if isinstance(self.default, str) else value
+        if self.choices is None:
+            return name
+        return next(
+            (name for name, choice in self.choices.items() if choice == value), self.default
+        )
 
 
 def four_widths(options: Mapping[str, Any]) -> int:
