@@ -31,6 +31,11 @@ WIDE = {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 3, "num_attent
 GROUPED = WIDE | {"num_key_value_heads": 3, "intermediate_size": 29}
 ALONE = WIDE | {"num_key_value_heads": 6, "intermediate_size": 29}
 NARROW = GROUPED | {"hidden_size": 24}
+GEMMA4 = GROUPED | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "sliding_window": 7,
+}
 GPT = {"vocab_size": 53, "n_positions": 24, "n_embd": 36, "n_layer": 3, "n_head": 6}
 TRANSLATOR = {
     "d_model": 18,
@@ -83,6 +88,9 @@ SIZES = {
     "smollm3": GROUPED
     | {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None}
     | {"use_sliding_window": False},
+    "gemma4": GEMMA4 | {"attention_bias": True, "tie_word_embeddings": False},
+    "gemma4_kv": GEMMA4 | {"head_dim": 8},
+    "gemma4_moe": GEMMA4 | {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 11},
     "exaone4": GROUPED | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     "olmo3": GROUPED | {"num_hidden_layers": 5, "sliding_window": 7},
     "olmoe": GROUPED | {"norm_topk_prob": True, "num_experts_per_tok": 4},
