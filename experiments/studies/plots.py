@@ -48,10 +48,10 @@ def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> No
     order = sorted(
         range(len(variants)), key=lambda i: (not np.isfinite(estimates[i].mean), estimates[i].mean)
     )
-    others = [i for i in order if i != 0]
-    if len(others) >= MAX_NAMED_CURVES:
-        others = [*others[: MAX_NAMED_CURVES - 2], others[-1]]
-    colours = dict(zip([0, *others], COLOURS, strict=False))
+    coloured = [i for i in order if i != 0]
+    if len(coloured) >= MAX_NAMED_CURVES:
+        coloured = [*coloured[: MAX_NAMED_CURVES - 2], coloured[-1]]
+    colours = dict(zip([0, *coloured], COLOURS, strict=False))
     for row, i in enumerate(order):
         mean, _, half = estimates[i]
         if np.isfinite(mean):

@@ -192,8 +192,8 @@ class PackedRows:
             return _windows(array, begins, width)
         rows = np.full((len(begins), width), fill, array.dtype)
         for count in np.unique(missing).tolist():
-            short, kept = missing == count, width - count
-            rows[short, :kept] = _windows(array, begins[short], kept)
+            is_short, length = missing == count, width - count
+            rows[is_short, :length] = _windows(array, begins[is_short], length)
         return rows
 
     def _missing(self, begins: np.ndarray) -> np.ndarray:

@@ -202,7 +202,7 @@ def _with_all_axes(
         if numbers is not None:
             axes.append((len(numbers), selected is None or np.ndim(selected) > 0))
     axes.append((features, True))
-    place = tuple(size for size, is_kept in axes if is_kept)
+    place = tuple(size for size, is_selected in axes if is_selected)
     value = jnp.asarray(change.value)
     sizes = (*(1,) * (len(place) - value.ndim), *value.shape)
     if len(sizes) != len(place) or any(n not in (1, m) for n, m in zip(sizes, place, strict=True)):
@@ -210,8 +210,10 @@ def _with_all_axes(
             f"The value of {type(change).__name__} must broadcast to {place}, the shape of {at}; "
             f"got {value.shape}."
         )
-    kept_sizes = iter(sizes)
-    return type(change)(value.reshape([next(kept_sizes) if kept else 1 for _, kept in axes]))
+    axis_sizes = iter(sizes)
+    return type(change)(
+        value.reshape([next(axis_sizes) if is_selected else 1 for _, is_selected in axes])
+    )
 
 
 def _check_run(at: At, change: Change, shapes: Mapping[Layer, tuple[int, ...]]) -> None:

@@ -273,8 +273,8 @@ def test_equal_files_at_another_address_are_others(tmp_path):
 
 
 def test_a_shard_that_is_used_stays_and_what_a_killed_process_left_goes(monkeypatch):
-    opened, others = source(buffer_bytes=0), source(seed=1, buffer_bytes=0)
-    (stream, _), (other, _) = rows(opened), rows(others)
+    opened, reseeded = source(buffer_bytes=0), source(seed=1, buffer_bytes=0)
+    (stream, _), (other, _) = rows(opened), rows(reseeded)
     left = Path("cache/shards/left/.parts").absolute()
     left.mkdir(parents=True)
     (left / "0.npz").write_bytes(b"x" * 1000)
