@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxformer.data.cached_files import cached_json
 from jaxformer.data.chat_templates import ChatTemplate
@@ -34,6 +34,7 @@ from jaxformer.json_files import json_digest
 PartName = Literal["train", "held_out"]
 
 
+@runtime_checkable
 class AnySource(Protocol):
     """Protocol of opened sources: `CachedSource`, `StreamedSource` and `TokenizedSource`."""
 

@@ -22,7 +22,7 @@ from jaxformer.interop.transforms import ConvolutionKernel, Flatten
 UNUSED = (
     "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init "
     "conv_dim conv_dim_out conv_use_xavier_init num_heads"
-).split()
+)
 BRANCH = f"{p.LAYER_PREFIX}.feed_forward"
 CONVOLUTION = f"{p.LAYER_PREFIX}.conv"
 CONVOLUTION_RULES = (
@@ -146,7 +146,7 @@ LFM2: dict[str, Any] = dict(
     mixer_rules=CONVOLUTION_RULES,
     constants={"block_use_swiglu": True, "use_pos_enc": True, "hidden_act": "silu"},
     not_written=("hidden_act", "head_dim"),
-    unused=UNUSED,
+    unused=tuple(UNUSED.split()),
 )
 FAMILIES = (
     Lfm2("lfm2", "Lfm2ForCausalLM", branch=Lfm2GLU(rules=RULES), **LFM2).family(),
