@@ -45,7 +45,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     return _decode(kind, parse_json(text, location=f"The JSON of {kind.__name__}"), kind.__name__)
 
 
-def from_python(text: str, kinds: Mapping[str, type]) -> Any:
+def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
     """Parse a configuration from Python source such as "LayerNorm(eps=1e-6)".
 
     Only constructors in `kinds` are executed.

@@ -152,8 +152,8 @@ def apply_rope(
 
 
 def local_kv_heads(
-    x: Float[Array, "*batch S K H"], num_kv_heads: int, runtime: RuntimeConfig
-) -> Float[Array, "*batch S K H"]:
+    x: Float[Array, "*axes K H"], num_kv_heads: int, runtime: RuntimeConfig
+) -> Float[Array, "*axes K H"]:
     """Slice the KV head that this device's queries read, if KV heads are replicated."""
     tensor = runtime.mesh_axes.tensor
     if (
