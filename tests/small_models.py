@@ -109,9 +109,16 @@ TINY_LLAMA = zoo.get(
     "llama-2-70b"
 ).tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
 TINY_GEMMA = zoo.get("gemma-4-26b-a4b").tiny()
+TINY_EDGE = zoo.get("gemma-4-e4b").tiny()
 LLAMA_VARIANTS = {
     "gemma 4": replace(  # one layer of each kind
         TINY_GEMMA, num_layers=2, attention=Hybrid(kinds=TINY_GEMMA.attention.kinds[-2:])
+    ),
+    "gemma 4 edge": replace(  # keys of earlier layers, embeddings of layers
+        TINY_EDGE,
+        num_layers=4,
+        first_layers=TINY_EDGE.first_layers[-2:],
+        attention=Hybrid(kinds=TINY_EDGE.attention.kinds[-2:]),
     ),
     "norms of heads": replace(
         TINY_LLAMA, attention=replace(TINY_LLAMA.attention, qk_norm=QKNorm())

@@ -45,6 +45,7 @@ from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
 from jaxformer.config.layer import Layer as Layer
 from jaxformer.config.layer import LayerConfig as LayerConfig
+from jaxformer.config.layer_embedding import LayerEmbedding as LayerEmbedding
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import Stack as Stack
 from jaxformer.config.model import TransformerConfig as TransformerConfig

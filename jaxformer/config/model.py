@@ -20,6 +20,7 @@ from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.layer import Layer, LayerConfig, NormPlacement
+from jaxformer.config.layer_embedding import LayerEmbedding
 from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
@@ -87,6 +88,7 @@ class TransformerConfig:
         layer_scalar: Whether a learned scalar multiplies the stream at the end of each layer
             (Gemma 4).
         embedding: Token embedding.
+        layer_embedding: Embeddings of each token for each layer; None has none.
         head: LM head.
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
@@ -126,6 +128,7 @@ class TransformerConfig:
     residual_multiplier: float = 1.0
     layer_scalar: bool = False
     embedding: Embedding = Embedding()
+    layer_embedding: LayerEmbedding | None = None
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
@@ -180,6 +183,12 @@ class TransformerConfig:
         """The different layers of the stack, in order of their first appearance."""
         count = min(self.num_layers, len(self.first_layers) + self.pattern_length)
         return tuple(dict.fromkeys(map(self.layer, range(count))))
+
+    def is_kv_source(self, layer: LayerConfig) -> bool:
+        """Whether layers with `cross_layer_kv` may read keys and values of this layer."""
+        readers = (x.window for x in self.distinct_layers if x.attention.cross_layer_kv)
+        is_source = isinstance(layer.attention, MultiHead) and not layer.attention.cross_layer_kv
+        return is_source and layer.window in readers
 
     @property
     def encoder_config(self) -> TransformerConfig:
@@ -345,5 +354,6 @@ class TransformerConfig:
             topology=self.topology.tiny(),
             norm_placement=placements if isinstance(self.norm_placement, tuple) else placements[0],
             embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
+            layer_embedding=self.layer_embedding and self.layer_embedding.tiny(),
             head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
         )

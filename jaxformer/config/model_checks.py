@@ -38,6 +38,7 @@ def check_model(config: Any) -> None:
     check_sinusoids(config, kinds)
     check_cross_attention(config, decoder_kinds)
     check_branches(config)
+    check_kv_sources(config)
     check_masked_ids(config)
 
 
@@ -110,6 +111,48 @@ def check_branches(config: Any) -> None:
             not option.has_norms or config.block == "serial",
             f"MoE.norm needs the serial block; got {config.block!r}.",
         )
+
+
+def check_kv_sources(config: Any) -> None:
+    """Check that each layer with `cross_layer_kv` has an earlier layer whose keys it can read."""
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    first, period = len(config.first_layers), config.pattern_length
+    for i, layer in enumerate(layers):
+        if not layer.attention.cross_layer_kv:
+            continue
+        sources = [
+            j
+            for j, x in enumerate(layers[:i])
+            if isinstance(x.attention, MultiHead)
+            and not x.attention.cross_layer_kv
+            and x.window == layer.window
+        ]
+        require(
+            bool(sources),
+            f"Layer {i} has cross_layer_kv and the window {layer.window}, but no MultiHead layer "
+            "before it has this window and keys of its own.",
+        )
+        source = sources[-1]
+        heads, source_heads = (
+            (x.positions, x.attention.num_kv_heads, x.attention.head_dim)
+            for x in (layer, layers[source])
+        )
+        require(
+            heads == source_heads,
+            f"Layer {i} reads keys and values of layer {source}, so both need the same positions, "
+            f"num_kv_heads and head_dim; got {heads} and {source_heads}.",
+        )
+        require(
+            source < first or (source - first) // period == (i - first) // period,
+            f"Layer {i} reads keys and values of layer {source}, which must be one of the "
+            f"first_layers (there are {first}) or stand in the same repetition of the pattern of "
+            f"{period} layers.",
+        )
+    uses = [config.layer_embedding is not None, any(x.attention.cross_layer_kv for x in layers)]
+    require(
+        not (any(uses) and config.topology.is_encoder_decoder),
+        "layer_embedding and cross_layer_kv need a Decoder or an Encoder; got an EncoderDecoder.",
+    )
 
 
 def check_masked_ids(config: Any) -> None:

@@ -80,6 +80,8 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         total += 2 * source_length * width * d
     for layer, reads_source in _layers(config):
         total += layer_flops(layer, d, source_length if reads_source else length)
+        if config.layer_embedding is not None:
+            total += config.layer_embedding.flops(d, length)
         if has_source and not reads_source:  # cross-attention
             total += layer.attention.attention_flops(d, length, source_length, source_length)
     return total
@@ -247,6 +249,9 @@ def activation_bytes(
         if context > 1:  # keys and values of another device, and their gradients
             widths = layer.attention.activation_widths(d, layer.positions, tensor)
             layer_total += 4 * widths.ring_payload
+        if (option := config.layer_embedding) is not None:
+            saved += stack_tokens * option.activation_width(d, remat)
+            layer_total += option.activation_width(d, "none")
         peak_layer = max(peak_layer, stack_tokens * layer_total)
     platform = "gpu" if fused_attention else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)

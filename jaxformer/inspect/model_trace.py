@@ -28,7 +28,8 @@ class ResidualTrace(NamedTuple):
         stream: The stream after each layer.
         branches: Output of each branch, which is added to the stream, by name: "attention",
             "cross_attention", "feed_forward", or "attention_and_feed_forward" for parallel branches
-            with one norm after their sum. With `norm_placement` "post" a norm follows each sum.
+            with one norm after their sum; "layer_embedding" if there are embeddings of each layer.
+            With `norm_placement` "post" a norm follows each sum.
         final_normed: The stream after the final norm, the input of the head; None without it.
     """
 

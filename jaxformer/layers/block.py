@@ -18,6 +18,7 @@ from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
+from jaxformer.layers.layer_embedding import LayerEmbeddingBranch
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.residual import ResidualConnection
@@ -66,6 +67,7 @@ class Block(nn.Module):
         cross_inputs: AttentionInputs = NO_INPUTS,
         cache: LayerCache | None = None,
         cache_update: CacheUpdate | None = None,
+        layer_embedding: Float[Array, "*batch T E"] | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
         """Return the layer's output and its updated cache.
 
@@ -73,6 +75,7 @@ class Block(nn.Module):
         """
         cfg, layer = self.config, self.layer_config
         reduces_together = reduces_branches_together(cfg, layer)
+        is_kv_source = cfg.is_kv_source(layer)
         attention = ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
             cfg,
             layer.attention,
@@ -80,6 +83,7 @@ class Block(nn.Module):
             self.runtime,
             self.causal,
             keep_partial_sums=reduces_together,
+            **({"returns_kv": True} if is_kv_source else {}),
             name="attention",
         )
         self_cache = None if cache is None else cache.self_attention
@@ -101,6 +105,11 @@ class Block(nn.Module):
         attend = partial(attention, inputs=inputs, cache_update=cache_update)
         method = getattr(self, cfg.block)
         x, self_cache = method(x, attend, branches, self_cache)
+        attended_kv = None
+        if is_kv_source:
+            self_cache, attended_kv = self_cache
+        if layer_embedding is not None:
+            x = self.add_layer_embedding(x, layer_embedding)
         if cfg.layer_scalar:
             ones = nn.initializers.ones
             scalar = sharded_parameter(
@@ -108,7 +117,17 @@ class Block(nn.Module):
             )
             x = x * scalar[0]
         x = sow_and_perturb(self, "residual_stream", x)
-        return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
+        if self_cache is None and attended_kv is None:
+            return x, None
+        return x, LayerCache(self_cache, cross_cache, attended_kv)
+
+    def add_layer_embedding(
+        self, x: Float[Array, "*batch T D"], embedding: Float[Array, "*batch T E"]
+    ) -> Float[Array, "*batch T D"]:
+        """Add the branch of `config.LayerEmbedding`."""
+        y = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")(x, embedding)
+        y = apply_dropout(self, y, self.config.dropout.residual, self.runtime)
+        return x + sow_and_perturb(self, "from_layer_embedding", y)
 
     @nn.nowrap
     def make_cross_attention(

@@ -23,10 +23,14 @@ CacheT = TypeVar("CacheT", bound=KVCache | SharedCache | LatentCache)
 
 
 class LayerCache(NamedTuple):
-    """Cache of one layer: self-attention, and cross-attention if there is an encoder."""
+    """Cache of one layer: self-attention, and cross-attention if there is an encoder.
+
+    A layer also returns the keys and values it attended to, if later layers read them.
+    """
 
     self_attention: SelfAttentionCache
     cross_attention: KVCache | None = None
+    attended_kv: KVCache | None = None
 
 
 class Cache(NamedTuple):

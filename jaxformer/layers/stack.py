@@ -21,7 +21,7 @@ from jaxformer.layers.attention.inputs import (
 )
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.block import NO_INPUTS, Block
-from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache
+from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache, distinct_windows
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
 
@@ -63,12 +63,14 @@ class StackInputs(NamedTuple):
         cache_updates: Cache update of each of these layers.
         encoder_output: Last hidden vectors of the encoder, if there are any to read.
         cross_inputs: Inputs of cross-attention.
+        shared_kv: Keys and values of the first layers that later layers read, by distinct window.
     """
 
     layer_inputs: tuple[LayerInputs, ...]
     cache_updates: tuple[CacheUpdate | None, ...]
     encoder_output: Float[Array, "*batch S D"] | None
     cross_inputs: AttentionInputs
+    shared_kv: tuple[KVCache | None, ...]
 
     def of_layers(self, indices: range) -> "StackInputs":
         """Return the inputs of these layers."""
@@ -91,31 +93,46 @@ class LayerGroup(nn.Module):
         self,
         carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
         inputs: StackInputs,
-        scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
-    ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
-        """Return x and the self-attention caches as carry, and new cross-attention caches.
+        scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...], Array | None],
+    ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[Any, Any]]:
+        """Return x and the self-attention caches as carry; new cross-attention caches, shared KV.
 
-        `scanned` is the index of this repetition and the cross-attention caches of its layers. The
-        new caches hold the keys and values of the encoder's output, if there is one.
+        `scanned` is the index of this repetition, and the cross-attention caches and embeddings of
+        its layers. The new caches hold the keys and values of the encoder's output, if there is
+        one. Outside a scan, keys and values that other groups may read are returned too.
         """
         block, policy = Block, REMAT_POLICIES[self.runtime.remat]
         if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
-        (x, caches), (index, cached_sources) = carry, scanned
+        (x, caches), (index, cached_sources, embeddings) = carry, scanned
         encoder_output, self_caches, cross_caches = inputs.encoder_output, [], []
+        windows, shared_kv = distinct_windows(self.config), list(inputs.shared_kv)
         for i, layer_config in enumerate(self.layer_configs):
             layer = block(self.config, layer_config, self.runtime, self.causal, name=f"layer_{i}")
             cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
             update = inputs.cache_updates[i]
             update = None if update is None else replace(update, layer_index=index)
+            layer_inputs: Any = inputs.layer_inputs[i]
+            window = windows.index(layer_config.window)
+            if layer_config.attention.cross_layer_kv:
+                layer_inputs = layer_inputs._replace(source_kv=shared_kv[window])
             x, cache = layer(
-                x, inputs.layer_inputs[i], encoder_output, inputs.cross_inputs, cache, update
+                x,
+                layer_inputs,
+                encoder_output,
+                inputs.cross_inputs,
+                cache,
+                update,
+                None if embeddings is None else embeddings[i],
             )
+            if cache is not None and cache.attended_kv is not None:
+                shared_kv[window] = cache.attended_kv
             self_caches.append(None if cache is None else cache.self_attention)
             cross_caches.append(
                 None if cache is None or encoder_output is None else cache.cross_attention
             )
-        return (x, tuple(self_caches)), tuple(cross_caches)
+        returned_kv = tuple(shared_kv) if index is None else ()
+        return (x, tuple(self_caches)), (tuple(cross_caches), returned_kv)
 
 
 class Stack(nn.Module):
@@ -139,6 +156,7 @@ class Stack(nn.Module):
         encoder_output: Float[Array, "*batch S D"] | None = None,
         cross_inputs: AttentionInputs = NO_INPUTS,
         cache: Cache | None = None,
+        layer_embeddings: Float[Array, "layers *batch T E"] | None = None,
         *,
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
@@ -156,12 +174,16 @@ class Stack(nn.Module):
             contiguous_positions=contiguous_positions,
             num_axes=x.ndim + 1,
         )
-        inputs = StackInputs(layer_inputs, cache_updates, encoder_output, cross_inputs)
+        no_kv = (None,) * len(distinct_windows(self.config))
+        inputs = StackInputs(layer_inputs, cache_updates, encoder_output, cross_inputs, no_kv)
         x = sow_and_perturb(self, "stack_input", x)
         new_caches: dict[str, Any] = {}
         for name, indices in self.layer_groups().items():
             caches = (NO_CACHE,) * len(indices) if cache is None else getattr(cache, name)
-            x, new_caches[name] = self.run_group(name, indices, x, inputs, caches)
+            x, new_caches[name], shared_kv = self.run_group(
+                name, indices, x, inputs, caches, layer_embeddings
+            )
+            inputs = inputs._replace(shared_kv=shared_kv or inputs.shared_kv)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
@@ -186,22 +208,34 @@ class Stack(nn.Module):
         x: Float[Array, "*batch T D"],
         inputs: StackInputs,
         caches: tuple[LayerCache, ...],
-    ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...]]:
-        """Apply a group of layers; return x and their caches."""
+        layer_embeddings: Float[Array, "layers *batch T E"] | None,
+    ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], tuple[KVCache | None, ...]]:
+        """Apply a group of layers; return x, their caches, and keys and values to share."""
         group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
+        repeats, _ = self.config.count_repeats(self.num_layers)
+        if layer_embeddings is not None:
+            layer_embeddings = self.split_embeddings(layer_embeddings)[name]
         if name == "layers":
-            repeats, _ = self.config.count_repeats(self.num_layers)
             group, index = self.scan_over(repeats), jnp.arange(repeats)
             runtime = self.runtime if repeats > 1 else runtime
         layer_configs = tuple(map(self.config.layer, indices))
         layers = group(self.config, layer_configs, self.causal, runtime, name=name)
-        self_caches, cross_caches = zip(*caches, strict=True)
-        (x, self_caches), new_cross_caches = layers(
-            (x, self_caches), inputs.of_layers(indices), (index, cross_caches)
+        self_caches, cross_caches, _ = zip(*caches, strict=True)
+        (x, self_caches), (new_cross_caches, shared_kv) = layers(
+            (x, self_caches), inputs.of_layers(indices), (index, cross_caches, layer_embeddings)
         )
         if inputs.encoder_output is not None:
             cross_caches = new_cross_caches
-        return x, tuple(map(LayerCache, self_caches, cross_caches))
+        return x, tuple(map(LayerCache, self_caches, cross_caches)), shared_kv
+
+    @nn.nowrap
+    def split_embeddings(self, x: Float[Array, "layers *batch T E"]) -> dict[str, Array]:
+        """Embeddings of each group's layers; those of the pattern by repetition."""
+        first, period = len(self.config.first_layers), self.config.pattern_length
+        repeats, _ = self.config.count_repeats(self.num_layers)
+        stop = first + repeats * period
+        pattern = x[first:stop].reshape(repeats, period, *x.shape[1:])
+        return dict(zip(LAYER_GROUPS, (x[:first], pattern, x[stop:]), strict=True))
 
     @nn.nowrap
     def scan_over(self, repeats: int) -> Any:

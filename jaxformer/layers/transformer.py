@@ -18,6 +18,7 @@ from jaxformer.layers.attention.inputs import (
 )
 from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_capacity
 from jaxformer.layers.embedding import Embedder, LMHead
+from jaxformer.layers.layer_embedding import LayerEmbedder
 from jaxformer.layers.parameters import axis_size, local_shard, raise_misfits
 from jaxformer.layers.runtime import MeshAxes, Remat, RuntimeConfig
 from jaxformer.layers.stack import Stack
@@ -129,7 +130,13 @@ class Transformer(nn.Module):
         x = self.embed(embedder, token_table, tokens, token_positions)
         if contiguous_positions is None:
             contiguous_positions = positions is None
-        inputs = x, token_positions, encoder_output, cross_inputs, cache
+        layer_embeddings = None
+        if cfg.layer_embedding is not None:
+            layer_embedder = LayerEmbedder(
+                cfg, cfg.layer_embedding, runtime, name="layer_embedding"
+            )
+            layer_embeddings = layer_embedder(x, tokens)
+        inputs = x, token_positions, encoder_output, cross_inputs, cache, layer_embeddings
         x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)

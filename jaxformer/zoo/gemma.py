@@ -105,6 +105,57 @@ def gemma_3(
     )
 
 
+GEMMA_4_NORM = c.RMSNorm(eps=1e-6)
+GEMMA_4_ROPE = c.Rope(base=1_000_000.0, scaling=c.PRope(fraction=0.25))
+GEMMA_4_HEADS: dict[str, Any] = {
+    "scale": 1.0,
+    "qk_norm": c.QKNorm(norm=GEMMA_4_NORM),
+    "value_norm": replace(GEMMA_4_NORM, parameters="none"),
+}
+
+
+def gemma_4_of_kinds(kinds: tuple[Any, ...], **sizes: int) -> c.TransformerConfig:
+    """Common part of all Gemma 4: norms multiply by their scale, a scalar follows each layer."""
+    body = gemma(c.Hybrid(kinds=kinds), vocab_size=262_144, softcap=30.0, **sizes)
+    return replace(body, norm=GEMMA_4_NORM, layer_scalar=True)
+
+
+def gemma_4_edge(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_kv_heads: int,
+    hidden_dim: int,
+    local_layers_per_global: int,
+    num_kv_shared_layers: int,
+    last_hidden_dim: int,
+) -> c.TransformerConfig:
+    """Gemma 4 E2B and E4B: embeddings for each layer, and keys and values of earlier layers.
+
+    The last `num_kv_shared_layers` layers read keys and values of the last layer before them that
+    has the same window; their feed-forward networks have `last_hidden_dim` features.
+
+    References:
+        Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
+    """
+    heads = GEMMA_4_HEADS | {"num_heads": 8, "num_kv_heads": num_kv_heads}
+    local_layer = c.MultiHead(head_dim=256, windows=(512,), **heads)
+    global_layer = c.MultiHead(head_dim=512, positions=(GEMMA_4_ROPE,), **heads)
+    kinds = (*(local_layer,) * local_layers_per_global, global_layer)
+    last_kinds = tuple(replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
+    body = gemma_4_of_kinds(
+        kinds, model_dim=model_dim, num_layers=num_layers, hidden_dim=last_hidden_dim
+    )
+    feed_forward = c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")
+    layers = [c.Layer(attention=kind, feed_forward=feed_forward) for kind in kinds]
+    return replace(
+        body,
+        first_layers=tuple(layers * ((num_layers - num_kv_shared_layers) // len(kinds))),
+        attention=c.Hybrid(kinds=last_kinds),
+        layer_embedding=c.LayerEmbedding(dim=256),
+    )
+
+
 def gemma_4(
     *,
     model_dim: int,
@@ -124,38 +175,26 @@ def gemma_4(
     References:
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
-    norm = c.RMSNorm(eps=1e-6)
-    common: dict[str, Any] = {
-        "num_heads": num_heads,
-        "scale": 1.0,
-        "qk_norm": c.QKNorm(norm=norm),
-        "value_norm": replace(norm, parameters="none"),
-    }
-    local_layer = c.MultiHead(num_kv_heads=num_kv_heads, head_dim=256, windows=(1024,), **common)
+    heads = GEMMA_4_HEADS | {"num_heads": num_heads}
+    local_layer = c.MultiHead(num_kv_heads=num_kv_heads, head_dim=256, windows=(1024,), **heads)
     global_layer = c.SharedKV(
-        num_kv_heads=num_global_kv_heads,
-        head_dim=512,
-        positions=(c.Rope(base=1_000_000.0, scaling=c.PRope(fraction=0.25)),),
-        **common,
+        num_kv_heads=num_global_kv_heads, head_dim=512, positions=(GEMMA_4_ROPE,), **heads
     )
-    body = gemma(
-        c.Hybrid(kinds=(*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer)),
-        vocab_size=262_144,
+    body = gemma_4_of_kinds(
+        (*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer),
         model_dim=model_dim,
         num_layers=num_layers,
         hidden_dim=hidden_dim,
-        softcap=30.0,
     )
-    body = replace(body, norm=norm, layer_scalar=True)
     if expert_dim is None:
         return body
     experts = c.MoE(
         expert=c.GLU(hidden_dim=expert_dim, activation="gelu_tanh"),
         num_experts=128,
         top_k=8,
-        router=c.Router(norm=norm, expert_scale=True),
+        router=c.Router(norm=GEMMA_4_NORM, expert_scale=True),
         shared=c.SharedExpert(expert=c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")),
-        norm=norm,
+        norm=GEMMA_4_NORM,
     )
     return replace(body, feed_forward=(experts,))
 
@@ -199,6 +238,24 @@ PRESETS = {
         window=1024,
         rope_scaling_factor=8.0,
     ),
+    "gemma-4-e2b": gemma_4_edge(
+        model_dim=1536,
+        num_layers=35,
+        num_kv_heads=1,
+        hidden_dim=6144,
+        local_layers_per_global=4,
+        num_kv_shared_layers=20,
+        last_hidden_dim=12_288,
+    ),
+    "gemma-4-e4b": gemma_4_edge(
+        model_dim=2560,
+        num_layers=42,
+        num_kv_heads=2,
+        hidden_dim=10_240,
+        local_layers_per_global=5,
+        num_kv_shared_layers=18,
+        last_hidden_dim=10_240,
+    ),
     "gemma-4-31b": gemma_4(
         model_dim=5376,
         num_layers=60,
@@ -217,4 +274,4 @@ PRESETS = {
         expert_dim=704,
     ),
 }
-YEARS = {"gemma-4-31b": 2026, "gemma-4-26b-a4b": 2026}
+YEARS = dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)

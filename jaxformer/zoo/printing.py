@@ -18,6 +18,8 @@ COLUMNS = (
     *(("position", 10), ("activation", 15), ("preset", 18), ("differs", 8)),
 )
 
+NO_PRESET = "not published"
+
 
 def survey_table() -> str:
     """Render the survey as listed; under each row, what differs in the released model."""
@@ -32,8 +34,7 @@ def survey_table() -> str:
         "published model (+ added, - absent); after `assumed:`, cells that we assume because "
         "nothing is published. A dot is a blank cell. A yes under `differs`: the model "
         "differs, in a column or in something without one. A star: something about the model "
-        "is assumed, because it is not published or not checked against released files. A "
-        "line that begins with `missing:` lists what the library lacks for an unsupported model. "
+        "is assumed, because it is not published or not checked against released files. "
         "`python -m jaxformer.zoo NAME` lists differences and assumptions, "
         f"`--list` all {len(names())} presets."
     )
@@ -52,7 +53,7 @@ def survey_markdown() -> str:
         released = listed if row.released is None else _cell_texts(row.released)
         cells = _released_with_listed(released, listed)
         tricks = ", ".join((row.released or row.listed).tricks)
-        preset = f"`{row.preset}`" if row.preset else _without_preset(row)
+        preset = f"`{row.preset}`" if row.preset else NO_PRESET
         preset += " \\*" if row.assumptions and row.preset else ""
         rows.append([str(row.number), _short_name(row.name), str(row.year), *cells, tricks, preset])
     return _markdown(rows)
@@ -171,10 +172,6 @@ def _mixture_rows() -> list[list[str]]:
     return rows
 
 
-def _without_preset(row: SurveyRow) -> str:
-    return "unsupported" if row.missing else "not published"
-
-
 def _format_columns(values: list[str]) -> str:
     cut = (text.ljust(width) for text, (_, width) in zip(values, COLUMNS, strict=True))
     return "".join(cut).rstrip()
@@ -182,7 +179,7 @@ def _format_columns(values: list[str]) -> str:
 
 def _row_lines(row: SurveyRow) -> list[str]:
     listed, tricks = _cell_texts(row.listed), row.listed.tricks
-    name = row.preset or _without_preset(row)
+    name = row.preset or NO_PRESET
     differs = ("yes" if row.differences else "") + ("*" if row.assumptions else "")
     lines = [
         _format_columns(
@@ -191,8 +188,6 @@ def _row_lines(row: SurveyRow) -> list[str]:
     ]
     if tricks:
         lines.append(f"{'':9}tricks: {', '.join(tricks)}")
-    if row.missing:
-        lines += _wrap("missing:", [row.missing], indent=9)
     if row.released is None:
         return lines
     changed = [

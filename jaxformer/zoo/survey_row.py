@@ -19,9 +19,7 @@ class SurveyRow:
         edition: First edition of the lecture that lists the model.
         listed: Cells as listed; None is a blank cell.
         release_notes: Description of the release, including properties without a column.
-        preset: Name of the preset at the listed size; None if the architecture is not published, or
-            if the library lacks something.
-        missing: What the library lacks to build the release.
+        preset: Name of the preset at the listed size; None if the architecture is not published.
         other_presets: Other presets of the family.
         differences: Differences from the listed cells and their reasons, a sentence each; a blank
             cell that is published counts as a difference.
@@ -41,7 +39,6 @@ class SurveyRow:
     listed: SurveyCells
     release_notes: str
     preset: str | None = None
-    missing: str | None = None
     other_presets: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()

@@ -49,6 +49,7 @@ NEEDED = {
     "num_kv_heads": 2,
     "head_dim": 8,
     "num_key_heads": 2,
+    "dim": 4,
     "key_dim": 4,
     "latent_dim": 4,
     "nope_dim": 4,

@@ -879,6 +879,13 @@ OTHERS = [
     ),
     replace(
         BASE,
+        attention=c.Hybrid(
+            kinds=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2))
+        ),
+        layer_embedding=c.LayerEmbedding(dim=3, activation="silu"),
+    ),
+    replace(
+        BASE,
         attention=c.Decay(
             num_heads=4, head_dim=6, max_memory=99.0, angles=c.Angles(base=9.0, learned=True)
         ),

@@ -17,6 +17,7 @@ from jaxformer.config import (
     Hybrid,
     Initialisation,
     Latent,
+    LayerEmbedding,
     LayerNorm,
     LMHead,
     MultiHead,
@@ -249,7 +250,11 @@ SUMS = {
     "narrow": {"embedding": Embedding(dim=8), "attention": {"biases": ("value", "out")}},
     "decay": {"attention": Decay(num_heads=4, head_dim=6)},
     "latent": {"attention": LATENT, "norm": LayerNorm(scale_offset=1.0)},
-    "scalars": {"layer_scalar": True, "norm_placement": "sandwich"},
+    "scalars": {
+        "layer_scalar": True,
+        "norm_placement": "sandwich",
+        "layer_embedding": LayerEmbedding(dim=5),
+    },
     "encoder_decoder": {"topology": EncoderDecoder(num_encoder_layers=1)},
 }
 

@@ -150,6 +150,9 @@ MUTATIONS = {
     "p-rope": Mutation("gemma4", mixer(c.SharedKV, positions=(c.Rope(base=1e6),))),
     "norm of values": Mutation("gemma4", mixer(c.MultiHead, value_norm=None)),
     "norm of values that are keys": Mutation("gemma4", mixer(c.SharedKV, value_norm=None)),
+    "activation of a layer's embedding": Mutation(
+        "gemma4_edge", model(layer_embedding=c.LayerEmbedding(dim=7, activation="silu"))
+    ),
     "scalar of a layer": Mutation("gemma4", model(layer_scalar=False)),
     "rope yarn's factor of attention": Mutation("llama_yarn", scaling(attention_factor=1.0)),
     "rope scaling longrope": Mutation("phi3_longrope", scaling(long_factors=(1.0, 1.2, 1.5))),

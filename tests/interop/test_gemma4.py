@@ -6,6 +6,7 @@ import pytest
 
 from jaxformer.config import (
     GLU,
+    LayerEmbedding,
     MoE,
     MultiHead,
     PRope,
@@ -91,14 +92,38 @@ def test_a_model_without_layers():
             config_from_fields("gemma4_text", **SHARED | {"num_hidden_layers": 0} | more)
 
 
-def test_what_e2b_and_e4b_have_is_refused():
-    fields = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": None}  # 256 by default
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)2 attributes are not supported:\n  num_kv_shared_layers = 2: layers that read "
-        r"the keys .* must be 0\.\n  hidden_size_per_layer_input = None: embeddings of each layer",
-    ):
-        config_from_fields("gemma4_text", **fields)
+EDGE = {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "hidden_size_per_layer_input": 5}
+
+
+def test_the_last_layers_read_keys_of_earlier_ones():
+    fields = EDGE | {"vocab_size_per_layer_input": 13, "attention_bias": True}
+    config = config_from_fields("gemma4_text", **fields, use_double_wide_mlp=True)
+    assert config.layer_embedding == LayerEmbedding(dim=5)
+    layers = [config.layer(i) for i in range(12)]
+    assert [layer.attention.cross_layer_kv for layer in layers] == [False] * 6 + [True] * 6
+    assert [layer.feed_forward.hidden_dim for layer in layers] == [10] * 6 + [20] * 6
+    assert [layer.window for layer in layers] == ([512] * 5 + [None]) * 2
+    assert layers[5].attention.biases == ("query", "key", "value", "out")
+    assert layers[11].attention.biases == ("query", "out")
+    assert (config.pattern_length, config.count_repeats(12)) == (6, (1, 0))
+
+
+EDGE_PROBLEMS = {
+    "all layers": ({"num_kv_shared_layers": 12}, "expected 0 or more, and fewer than the 12"),
+    "a negative number": ({"num_kv_shared_layers": -1}, "expected 0 or more"),
+    "no earlier layer": ({"num_kv_shared_layers": 7}, "each of these layers needs an earlier one"),
+    "one projection": ({"attention_k_eq_v": True}, "attention_k_eq_v, one projection for key"),
+    "another vocabulary": ({"vocab_size_per_layer_input": 12}, "must be vocab_size, which is 13"),
+}
+
+
+@pytest.mark.parametrize("fields, message", EDGE_PROBLEMS.values(), ids=EDGE_PROBLEMS)
+def test_layers_without_a_source_are_refused(fields, message):
+    with pytest.raises(ValueError, match=f"1 attributes are not supported:\n  .*{message}"):
+        config_from_fields("gemma4_text", **EDGE | {"vocab_size_per_layer_input": 13} | fields)
+
+
+def test_attention_in_both_directions_is_refused():
     with pytest.raises(ValueError, match="use_bidirectional_attention = 'all': not supported"):
         config_from_fields("gemma4_text", **SHARED, use_bidirectional_attention="all")
 

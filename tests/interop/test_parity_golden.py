@@ -177,7 +177,7 @@ RECURRENT = (
 )
 
 
-@pytest.mark.parametrize("name", [*RECURRENT, "gemma4", "gemma4_moe"])
+@pytest.mark.parametrize("name", [*RECURRENT, "gemma4", "gemma4_moe", "gemma4_edge"])
 @pytest.mark.slow(but=["lfm2"])
 def test_token_by_token_gives_the_same_logits(loaded, name):
     golden, config, params = loaded(name)

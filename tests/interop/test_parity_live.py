@@ -90,6 +90,10 @@ SIZES = {
     | {"use_sliding_window": False},
     "gemma4": GEMMA4 | {"attention_bias": True, "tie_word_embeddings": False},
     "gemma4_kv": GEMMA4 | {"head_dim": 8},
+    "gemma4_edge": GEMMA4
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    | {"hidden_size_per_layer_input": 11, "vocab_size_per_layer_input": 53}
+    | {"use_double_wide_mlp": False},
     "gemma4_moe": GEMMA4 | {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 11},
     "exaone4": GROUPED | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     "olmo3": GROUPED | {"num_hidden_layers": 5, "sliding_window": 7},

@@ -22,6 +22,7 @@ from jaxformer.config import (
     Hybrid,
     HybridHeads,
     Latent,
+    LayerEmbedding,
     LayerNorm,
     Learned,
     LinearAttention,
@@ -102,6 +103,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
             feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5)),
             residual_multiplier=0.6,
             layer_scalar=True,
+            layer_embedding=LayerEmbedding(dim=5),
         ),
         "experts": dict(
             feed_forward=(MoE(expert=ClampedGEGLU(hidden_dim=5), num_experts=4), GROUPED)

@@ -40,6 +40,7 @@ CASES = [
     ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), {}),
     ("gpt-oss-20b", dict(expert=2, tensor=2, context=2), {}),  # sinks, biases of experts
     ("gemma 4", dict(expert=2, tensor=2, context=2), {}),  # norms of experts, of values
+    ("gemma 4 edge", dict(fsdp=2, tensor=2, context=2), dict(remat="dots")),
     ("llama-2-70b", dict(data=8), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(muon=True)),  # 8 devices, 2 layers
     ("t5-small", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),

@@ -63,14 +63,18 @@ def test_what_few_chose():
     assert "DBRX" in names_of("norm")["LayerNorm, no bias"]
     assert names_of("block")["parallel"] == ["GPT-NeoX", "falcon-40b"]
     assert names_of("attention")["latent"] == ["DeepSeek v3", "glm-4.7-flash"]
-    assert names_of("attention")["multi-query"] == ["PaLM (540B)", "falcon-7b", "gemma-3-1b"]
-    assert names_of("window")["in 5 of 6 layers"] == ["Gemma 3", "gemma-4-31b", "gemma-4-26b-a4b"]
+    assert names_of("attention")["multi-query"] == [
+        *("PaLM (540B)", "falcon-7b", "gemma-3-1b", "gemma-4-e2b")
+    ]
+    assert names_of("window")["in 5 of 6 layers"] == [
+        *("Gemma 3", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b")
+    ]
     assert names_of("window")["in every layer"] == ["Mistral (7B)", "phi-3-mini", "phi-3-medium"]
     softcaps = names_of("softcap")
     assert softcaps.pop("none") and softcaps == {
         "scores and logits": ["Gemma 2 (27B)"],
         "scores": ["Grok"],
-        "logits": ["nanochat-d32", "gemma-4-31b", "gemma-4-26b-a4b"],
+        "logits": ["nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"],
     }
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]

@@ -74,6 +74,8 @@ EXACT = {
     "gemma-3-1b": 999_885_952,
     "gemma-3-27b": 27_009_346_304,  # the text model
     # The text models, and a scalar for each layer
+    "gemma-4-e2b": 4_628_569_344 + 35,
+    "gemma-4-e4b": 7_463_013_376 + 42,
     "gemma-4-31b": 30_697_345_280 + 60,
     "gemma-4-26b-a4b": 25_233_141_760 + 30,
     "qwen-14b": 14_167_290_880,

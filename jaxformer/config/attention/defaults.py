@@ -22,6 +22,7 @@ class AttentionDefaults:
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
         output_gate: Gate on the outputs of the heads, if there is one.
+        cross_layer_kv: Whether keys and values are those of an earlier layer.
     """
 
     is_branch = True
@@ -32,6 +33,7 @@ class AttentionDefaults:
     shards_sequence = True
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
+    cross_layer_kv: bool = False
 
     @property
     def linear_projections(self) -> tuple[str | None, str | None, str] | None:

@@ -44,6 +44,10 @@ class HybridHeads(AttentionDefaults):
         check_fields(self)
         names = ", ".join(type(kind).__name__ for kind in self.kinds)
         require(len(self.kinds) > 1, f"HybridHeads.kinds must be two or more; got {names}.")
+        require(
+            not any(kind.cross_layer_kv for kind in self.kinds),
+            "HybridHeads.kinds need keys and values of their own; got cross_layer_kv.",
+        )
         count = len(self._kinds_with_slots)
         require(
             count < 2,

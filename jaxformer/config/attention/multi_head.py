@@ -1,11 +1,12 @@
 """`MultiHead`: multi-head, grouped-query and multi-query attention."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.attention.checks import check_heads, check_layer_patterns
 from jaxformer.config.attention.grouped_heads import GroupedHeads
+from jaxformer.config.attention.layer_sizes import CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm, QKNorm
@@ -38,6 +39,14 @@ class MultiHead(GroupedHeads):
         sinks: Whether each query head has a sink: a learned score of a further key whose value is
             zero, so that its weights sum to less than 1.
         output_gate: Gate on the outputs of the heads, before the output projection.
+        cross_layer_kv: Whether keys and values are those of the last layer before it that has the
+            same window and projections of its own, so that this layer caches nothing (KV sharing,
+            cross-layer attention). That layer is one of `TransformerConfig.first_layers`, or
+            stands in the same repetition of the pattern.
+
+    References:
+        Brandon et al., Reducing Transformer Key-Value Cache Size with Cross-Layer Attention, 2024.
+        arXiv:2405.12981, section 2 (cross_layer_kv)
     """
 
     num_heads: int
@@ -55,6 +64,7 @@ class MultiHead(GroupedHeads):
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
     output_gate: OutputGate | None = None
+    cross_layer_kv: bool = False
 
     def __post_init__(self):
         check_fields(self)
@@ -65,6 +75,26 @@ class MultiHead(GroupedHeads):
         )
         check_heads(self)
         check_layer_patterns(self)
+        biases = [name for name in self.biases if name in ("key", "value")]
+        require(
+            not (self.cross_layer_kv and (biases or self.value_norm)),
+            "MultiHead.cross_layer_kv has no projections to keys and values, so it needs no bias "
+            f"and no norm of these; got biases {biases} and value_norm {self.value_norm}.",
+        )
+
+    @property
+    def num_kv_projections(self) -> int:  # type: ignore[override]
+        """Projections to keys and values."""
+        return 0 if self.cross_layer_kv else 2
+
+    @property
+    def linear_projections(self) -> tuple[str, str, str] | None:  # type: ignore[override]
+        """Names of the projections to queries, keys and values; None where it lacks some."""
+        return None if self.cross_layer_kv else ("query", "key", "value")
+
+    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
+        """Return the empty cache of one layer; without arrays if it reads those of another."""
+        return () if self.cross_layer_kv else super().empty_layer_cache(positions, shape)
 
     def tiny(self) -> "MultiHead":
         """Return the option at test size, with as many groups of heads."""

@@ -1,8 +1,9 @@
-"""Gemma 4 without shared caches and without embeddings of each layer: 31B and 26B-A4B.
+"""Gemma 4: E2B, E4B, 31B and 26B-A4B.
 
 Full layers have other heads and another RoPE than those with a window, and may have one projection
-for key and value. `gemma4` is the text part of a model that also reads images; it can be read, and
-is written as `gemma4_text`.
+for key and value. E2B and E4B have embeddings for each layer, and their last layers read keys and
+values of earlier ones. `gemma4` is the text part of a model that also reads images; it can be read,
+and is written as `gemma4_text`.
 """
 
 import math
@@ -14,7 +15,7 @@ from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import gemma
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.hf_activations import hf_activation_name
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.families.llama_like_experts import SHARED
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
@@ -52,21 +53,28 @@ EXPERTS = (
         f"{p.LAYER_PREFIX}.experts.down_proj", "feed_forward/experts/down/kernel", ExpertKernels()
     ),
 )
+LAYER_EMBEDDINGS = (
+    MappingRule("model.embed_tokens_per_layer.weight", "layer_embedding/tokens/embedding"),
+    *linear_rules("model.per_layer_model_projection", "layer_embedding/projection"),
+    *norm_rules("model.per_layer_projection_norm", "layer_embedding/norm"),
+)
+LAYER_EMBEDDING_BRANCH = (
+    *linear_rules(f"{p.LAYER_PREFIX}.per_layer_input_gate", "layer_embedding/gate"),
+    *linear_rules(f"{p.LAYER_PREFIX}.per_layer_projection", "layer_embedding/down"),
+    *norm_rules(f"{p.LAYER_PREFIX}.post_per_layer_input_norm", "layer_embedding/norm"),
+)
 TABLE = ParamMapping(
-    top_level=p.TOP_LEVEL,
+    top_level=(*p.TOP_LEVEL, *LAYER_EMBEDDINGS),
     stacks={
         "decoder": (
             *gemma.GEMMA3.mapping.stacks["decoder"],
             *linear_rules(f"{p.LAYER_PREFIX}.self_attn.k_proj", "attention/key_value"),
             MappingRule(f"{p.LAYER_PREFIX}.layer_scalar", "layer_scalar"),
+            *LAYER_EMBEDDING_BRANCH,
             *EXPERTS,
         )
     },
 )
-UNSUPPORTED = {  # fields that must be 0, their defaults, and what they are
-    "num_kv_shared_layers": (0, "layers that read the keys and values of an earlier layer"),
-    "hidden_size_per_layer_input": (256, "embeddings of each layer"),
-}
 SHARED_KV_BIASES: tuple[Any, ...] = ("query", "key_value", "out")
 GLOBAL_ROPE: dict[str, Any] = {
     "rope_type": "proportional",
@@ -81,18 +89,22 @@ ROPES: dict[str, dict[str, Any]] = {
 
 def read_text(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a gemma4_text model."""
-    for name, (default, meaning) in UNSUPPORTED.items():
-        if reader.integer(name, default) != 0:
-            reader.add_problem(name, f"{meaning} are not supported; it must be 0.")
-    for name in ("vocab_size_per_layer_input", "use_double_wide_mlp"):  # of these two
-        reader.get(name)
     reader.require_value("use_bidirectional_attention", False, "vision")  # of tokens of images
     sizes = p.read_sizes(reader)
     norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-6))
+    kinds = _read_kinds(reader, sizes["num_layers"], norm)
+    branch, wide_branch = (_read_feed_forward(reader, norm, factor) for factor in (1, 2))
+    is_wide = reader.boolean("use_double_wide_mlp", False)
+    first_layers: tuple[c.Layer, ...] = ()
+    if count := _read_num_shared(reader, kinds):
+        first_layers = tuple(c.Layer(attention=x, feed_forward=branch) for x in kinds[:-count])
+        kinds = tuple(map(_with_source, kinds[-count:]))
     return c.TransformerConfig(
         **sizes,
-        attention=c.Hybrid(kinds=shortest_cycle(_read_kinds(reader, sizes["num_layers"], norm))),
-        feed_forward=(_read_feed_forward(reader, norm),),
+        first_layers=first_layers,
+        attention=c.Hybrid(kinds=shortest_cycle(kinds)),
+        feed_forward=(wide_branch if first_layers and is_wide else branch,),
+        layer_embedding=_read_layer_embedding(reader),
         norm=norm,
         norm_placement="sandwich",
         layer_scalar=True,
@@ -113,9 +125,51 @@ def read_multimodal(reader: ConfigReader) -> c.TransformerConfig:
     return read_text(reader.section("text_config") or reader)
 
 
-def _read_feed_forward(reader: ConfigReader, norm: c.RMSNorm) -> c.FeedForward:
-    """A gated network, beside experts if there are any."""
+def _read_num_shared(reader: ConfigReader, kinds: tuple[Any, ...]) -> int:
+    """Number of the last layers that read keys and values of earlier ones."""
+    count, shares = (
+        reader.integer("num_kv_shared_layers", 0),
+        reader.boolean("attention_k_eq_v", False),
+    )
+    if count == 0:
+        return 0
+    windows = [kind.windows for kind in kinds]
+    if not 0 < count < len(kinds):
+        problem = f"expected 0 or more, and fewer than the {len(kinds)} layers."
+    elif set(windows[-count:]) - set(windows[:-count]):
+        problem = "each of these layers needs an earlier one of its type, whose keys it reads."
+    elif shares:
+        problem = "attention_k_eq_v, one projection for key and value, is not supported beside it."
+    else:
+        return count
+    reader.add_problem("num_kv_shared_layers", problem)
+    return 0
+
+
+def _with_source(kind: Any) -> Any:
+    """The option of a layer that reads keys and values of an earlier one."""
+    biases = ("query", "out") if kind.biases else ()
+    return replace(kind, cross_layer_kv=True, value_norm=None, biases=biases)
+
+
+def _read_layer_embedding(reader: ConfigReader) -> c.LayerEmbedding | None:
+    """The embeddings of each layer, if there are any."""
+    dim, vocab_size = (
+        reader.integer("hidden_size_per_layer_input", 256),
+        reader.integer("vocab_size_per_layer_input", 262_144),
+    )
+    if dim == 0:
+        return None
+    if vocab_size != (size := reader.integer("vocab_size")):
+        reader.add_problem("vocab_size_per_layer_input", f"must be vocab_size, which is {size}.")
+    activation = reader.choice("hidden_activation", "gelu_pytorch_tanh", HF_ACTIVATIONS)
+    return c.LayerEmbedding(dim=dim, activation=activation)
+
+
+def _read_feed_forward(reader: ConfigReader, norm: c.RMSNorm, factor: int) -> c.FeedForward:
+    """A gated network of a multiple of the width, beside experts if there are any."""
     dense = p.read_glu(reader, name="hidden_activation", activation="gelu_pytorch_tanh")
+    dense = replace(dense, hidden_dim=factor * dense.hidden_dim)
     names = "moe_intermediate_size", "num_experts", "top_k_experts"
     if not reader.boolean("enable_moe_block", False):
         for name in names:  # without effect
@@ -123,7 +177,7 @@ def _read_feed_forward(reader: ConfigReader, norm: c.RMSNorm) -> c.FeedForward:
         return dense
     width, num_experts, top_k = map(reader.integer, names)
     return c.MoE(
-        expert=replace(dense, hidden_dim=width),
+        expert=c.GLU(hidden_dim=width, activation=dense.activation),
         num_experts=num_experts,
         top_k=top_k,
         router=c.Router(norm=norm, expert_scale=True),
@@ -195,10 +249,11 @@ def _read_full_heads(
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """Fields of config.json, or None for another model."""
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    full: Any = [layer for layer in layers if layer.window is None]
-    local: Any = [layer for layer in layers if layer.window is not None] or full
-    branch: Any = config.feed_forward[0]
+    layers: Any = [config.layer(i) for i in range(config.num_layers)]
+    sources = [layer for layer in layers if not layer.attention.cross_layer_kv]
+    full: Any = [layer for layer in sources if layer.window is None]
+    local: Any = [layer for layer in sources if layer.window is not None] or full
+    branch, last_branch = layers[0].feed_forward, layers[-1].feed_forward
     experts: Any = branch if isinstance(branch, c.MoE) and branch.shared is not None else None
     dense = branch if experts is None else experts.shared.expert
     if not (
@@ -226,7 +281,10 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "final_logit_softcapping": config.head.softcap,
         "tie_word_embeddings": config.head.tied,
         **_feed_forward_fields(dense, experts),
-        **dict.fromkeys(UNSUPPORTED, 0),
+        "num_kv_shared_layers": len(layers) - len(sources),
+        "use_double_wide_mlp": branch != last_branch,
+        "hidden_size_per_layer_input": config.layer_embedding.dim if config.layer_embedding else 0,
+        "vocab_size_per_layer_input": config.vocab_size,
         **p.write_layer_types(config),
     }
     return fields | {

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Complex64, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.cache import Cache, CacheUpdate, update_positions
+from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, update_positions
 from jaxformer.layers.parameters import local_shard
 from jaxformer.layers.rope import token_rotations
 from jaxformer.layers.runtime import RuntimeConfig
@@ -31,7 +31,8 @@ class AttentionInputs(NamedTuple):
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
     computes the full score matrix. Rotations are unit complex numbers. `recurrent` are the inputs
-    of recurrences beside attention in the same layer (`config.HybridHeads`).
+    of recurrences beside attention in the same layer (`config.HybridHeads`). `source_kv` are the
+    keys and values of the earlier layer that `MultiHead.cross_layer_kv` reads.
     """
 
     mask: Bool[Array, "..."] | F.AttentionMask | None = None
@@ -41,6 +42,7 @@ class AttentionInputs(NamedTuple):
     key_positions: Int[Array, "*batch S"] | None = None
     query_scale: Float[Array, "*batch T"] | None = None
     recurrent: c.MixerInputs | None = None
+    source_kv: KVCache | None = None
 
 
 LayerInputs = AttentionInputs | c.MixerInputs

@@ -1,7 +1,7 @@
 """Multi-head attention module, for self-attention and cross-attention."""
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -53,7 +53,8 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention, over the sequence itself or over the encoder's output.
 
     Query heads are sharded over `tensor`; each device has the key-value heads that its query heads
-    read.
+    read. With `returns_kv` the new cache comes with the keys and values that were attended to, for
+    layers with `cross_layer_kv`.
     """
 
     config: c.TransformerConfig
@@ -62,6 +63,7 @@ class MultiHeadAttention(nn.Module):
     runtime: RuntimeConfig
     causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
+    returns_kv: bool = False
 
     def setup(self):
         cfg, init = self.attention, self.config.initialisation
@@ -73,8 +75,9 @@ class MultiHeadAttention(nn.Module):
             return Linear(shape, kernel_init, self.runtime, logical_axes, bias=name in cfg.biases)
 
         self.query = project("query", cfg.num_heads, init.query)
-        self.key = project("key", cfg.num_kv_heads, init.key)
-        self.value = project("value", cfg.num_kv_heads, init.value)
+        if not cfg.cross_layer_kv:
+            self.key = project("key", cfg.num_kv_heads, init.key)
+            self.value = project("value", cfg.num_kv_heads, init.value)
         heads = cfg.num_heads, cfg.head_dim
         self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
         self.out = make_output_projection(
@@ -83,7 +86,8 @@ class MultiHeadAttention(nn.Module):
         if cfg.qk_norm is not None:
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
-            self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+            if not cfg.cross_layer_kv:
+                self.key_norm = norm("kv_heads", cfg.num_kv_heads)
         if cfg.value_norm is not None:
             self.value_norm = Norm(cfg.value_norm, self.runtime)
         if cfg.sinks:
@@ -104,17 +108,20 @@ class MultiHeadAttention(nn.Module):
         inputs: AttentionInputs,
         cache: KVCache | None = None,
         cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
+    ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
+        if inputs.source_kv is not None:
+            return self.cross_attend(x, inputs, inputs.source_kv), cache
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
         kv, cache = update_cache(self.project_key_value(x, inputs), cache, cache_update)
-        return self.project_heads(x, self.attend(query, kv, inputs)), cache
+        y = self.project_heads(x, self.attend(query, kv, inputs))
+        return y, (cache, kv) if self.returns_kv else cache
 
     def cross_attend(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
     ) -> Float[Array, "*batch T D"]:
-        """Cross-attention to keys and values from `project_key_value`."""
+        """Attention to keys and values of the encoder's output or of an earlier layer."""
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         heads = self.attend(self.project_query(x, inputs), source_kv, inputs)
         return self.project_heads(x, heads)

@@ -278,6 +278,24 @@ SPECS = {
             "moe_intermediate_size": 9,
         },
     ),
+    "gemma4_edge": (  # embeddings of layers, keys of earlier layers, as E2B
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        LLAMA
+        | GEMMA4
+        | {
+            "num_hidden_layers": 7,
+            "layer_types": [*(["sliding_attention"] * 2 + ["full_attention"]), "sliding_attention"]
+            + ["sliding_attention"] * 2
+            + ["full_attention"],
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 7,
+            "vocab_size_per_layer_input": V,
+        },
+    ),
     "gemma4_kv": (
         "gemma4_text",
         "Gemma4ForCausalLM",

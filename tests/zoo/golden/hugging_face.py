@@ -28,6 +28,7 @@ GEMMA_3 = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": rope(1e4),
 }
+GEMMA_4_EDGE = {"final_logit_softcapping": 30.0, "sliding_window": 512}
 GEMMA_4 = {
     "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0,
@@ -128,6 +129,16 @@ CONFIGS = {
     ),
     "gemma-4-31b": t.Gemma4TextConfig(
         **size(5376, 60, 32, 16, 21_504), **GEMMA_4, num_global_key_value_heads=4
+    ),
+    "gemma-4-e2b": t.Gemma4TextConfig(
+        **size(1536, 35, 8, 1, 6144),
+        **GEMMA_4_EDGE,
+        num_kv_shared_layers=20,
+        use_double_wide_mlp=True,
+        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    ),
+    "gemma-4-e4b": t.Gemma4TextConfig(
+        **size(2560, 42, 8, 2, 10_240), **GEMMA_4_EDGE, num_kv_shared_layers=18
     ),
     "gemma-4-26b-a4b": t.Gemma4TextConfig(
         **size(2816, 30, 16, 8, 2112),

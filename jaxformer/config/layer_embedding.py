@@ -1,0 +1,53 @@
+"""`LayerEmbedding`: an embedding of the token for each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxformer.checks import check_fields, require_positive
+from jaxformer.config.feed_forward import check_activation
+from jaxformer.config.tiny import TINY_HEAD_DIM
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEmbedding:
+    """Per-layer embeddings (PLE): a branch at the end of each layer reads its own embedding.
+
+        e = (norm(x_0 @ P / sqrt(model_dim)) + sqrt(dim) * table[token]) / sqrt(2)
+        x = x + norm(down(activation(gate(x)) * e))
+
+    Each layer has its P, table, gate and down; x_0 is the token embedding of the model. The norms
+    are those of the model.
+
+    Attributes:
+        dim: Features of an embedding.
+        activation: Activation of the gate, a name as in `MLP`.
+
+    References:
+        Gemma team, Gemma 3n, 2025. https://ai.google.dev/gemma/docs/gemma-3n
+    """
+
+    dim: int
+    activation: str = "gelu_tanh"
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "dim")
+        check_activation(self)
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """FLOPs of one layer over a sequence, with P."""
+        return 2 * 3 * length * model_dim * self.dim
+
+    def activation_width(self, model_dim: int, remat: str) -> int:
+        """Numbers per token that one layer saves for the backward pass."""
+        match remat:
+            case "full":
+                return self.dim
+            case "dots":
+                return 2 * self.dim + model_dim
+        return 4 * self.dim + 3 * model_dim
+
+    def tiny(self) -> LayerEmbedding:
+        """Return the option at test size."""
+        return replace(self, dim=TINY_HEAD_DIM)

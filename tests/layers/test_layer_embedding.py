@@ -1,0 +1,67 @@
+"""Embeddings of each token for each layer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxformer import inspect
+from jaxformer.config import Embedding, LayerEmbedding, NoFeedForward
+from tests.small_models import BASE, jitted_forward, random_params
+
+CONFIG = replace(
+    BASE, layer_embedding=LayerEmbedding(dim=5, activation="silu"), embedding=Embedding(scale=3.0)
+)
+TOKENS = np.random.default_rng(0).integers(0, 31, (2, 7))
+
+
+def rms(x, scale):
+    return scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def test_the_branch_is_its_equation():
+    """In float64, from the stream before the branch, layer by layer."""
+    params = random_params(CONFIG)
+    trace = inspect.trace(CONFIG, params, TOKENS).decoder
+    p, layers = (
+        params["layer_embedding"],
+        params["decoder"]["layers"]["layer_0"]["layer_embedding"],
+    )
+    x0 = 3.0 * np.float64(params["embedding"]["tokens"]["embedding"])[TOKENS]
+    tables = np.float64(p["tokens"]["embedding"])[TOKENS].reshape(2, 7, 3, 5)
+    projected = (x0 @ np.float64(p["projection"]["kernel"]) / np.sqrt(14)).reshape(2, 7, 3, 5)
+    e = (rms(projected, np.float64(p["norm"]["scale"])) + np.sqrt(5) * tables) / np.sqrt(2)
+    for i in range(3):
+        stream = np.float64(trace.stream[i] - trace.branches["layer_embedding"][i])
+        gate = stream @ np.float64(layers["gate"]["kernel"][i])
+        y = (gate / (1 + np.exp(-gate)) * e[..., i, :]) @ np.float64(layers["down"]["kernel"][i])
+        expected = rms(y, np.float64(layers["norm"]["scale"][i]))
+        np.testing.assert_allclose(trace.branches["layer_embedding"][i], expected, atol=2e-5)
+
+
+def test_the_stream_is_the_sum_of_all_branches():
+    trace = inspect.trace(CONFIG, random_params(CONFIG), TOKENS).decoder
+    total = trace.embeddings + sum(x.sum(0) for x in trace.branches.values())
+    np.testing.assert_allclose(trace.stream[-1], total, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_embeddings_reach_their_layer(scan):
+    """A pattern of two over seven layers, two of them first: in each group a layer has its own."""
+    layer = CONFIG.layer(0).to_layer()
+    config = replace(
+        CONFIG,
+        num_layers=7,
+        first_layers=(layer, layer),
+        feed_forward=(*CONFIG.feed_forward, NoFeedForward()),
+    )
+    params = random_params(config)
+    run = jitted_forward(config, scan=scan)
+    table = np.array(params["layer_embedding"]["tokens"]["embedding"])
+    table[TOKENS[0, -1], 5 * 6 :] += 1.0  # of the last layer
+    embeddings = params["layer_embedding"] | {"tokens": {"embedding": table}}
+    changed = params | {"layer_embedding": embeddings}
+    streams = [inspect.trace(config, p, TOKENS).decoder.stream for p in (params, changed)]
+    np.testing.assert_array_equal(streams[0][:6], streams[1][:6])
+    assert np.abs(streams[0][6] - streams[1][6])[0, -1].max() > 1e-3
+    assert np.isfinite(run(params, TOKENS)).all()
