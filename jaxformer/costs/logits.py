@@ -33,9 +33,8 @@ def logit_bytes(
     Returns:
         Bytes on each device.
     """
-    return (
-        2 * 4 * tokens * F.vocab_chunk_size(tokens, config.vocab_size // tensor, platform=platform)
-    )
+    chunk_size = F.vocab_chunk_size(tokens, config.vocab_size // tensor, platform=platform)
+    return 2 * 4 * tokens * chunk_size
 
 
 def recomputes_logits(

@@ -30,9 +30,8 @@ def num_parameters(config: c.TransformerConfig) -> int:
         >>> f"{costs.num_parameters(config):,}"
         '68,976,648,192'
     """
-    return sum(
-        math.prod(metadata.shape) for metadata in jax.tree.leaves(parameter_metadata(config))
-    )
+    parameters = jax.tree.leaves(parameter_metadata(config))
+    return sum(math.prod(parameter.shape) for parameter in parameters)
 
 
 def num_active_parameters(config: c.TransformerConfig) -> int:

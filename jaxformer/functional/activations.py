@@ -5,16 +5,15 @@ A gated activation takes two projections of the same input. The nonlinearity app
 `jax.nn.glu` and `torch.nn.functional.glu` take both in one array and activate its second half.
 """
 
-import functools
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.checks import named_errors, require_like
+from jaxformer.checks import named_errors, require, require_like
 from jaxformer.functional.argument_checks import typechecked
 
 Activation = Callable[[Array], Array]
@@ -289,8 +288,7 @@ def clamped_geglu(
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219; the released model's code
     """
-    if not limit > 0:
-        raise ValueError(f"limit must be positive; got {limit}.")
+    require(limit > 0, f"limit must be positive; got {limit}.")
     return quick_gelu(jnp.minimum(gate, limit)) * (jnp.clip(value, -limit, limit) + 1)
 
 
@@ -314,8 +312,7 @@ def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
         Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
         arXiv:2408.00118, section 2
     """
-    if not cap > 0:
-        raise ValueError(f"cap must be positive; got {cap}.")
+    require(cap > 0, f"cap must be positive; got {cap}.")
     return (cap * jnp.tanh(x.astype(jnp.float32) / cap)).astype(x.dtype)
 
 
@@ -361,13 +358,11 @@ def activation(function: Activation) -> Activation:
         raise ValueError(f"An activation needs a name: define it by def name(x); got {function}.")
     if name in ACTIVATIONS:
         owner = "jaxformer" if name in BUILTIN_ACTIVATIONS else ACTIVATIONS[name].__module__
-        if owner != function.__module__:
-            raise ValueError(
-                f"{owner} has already registered an activation {name!r}; choose another name."
-            )
+        registered = f"{owner} has already registered an activation {name!r}"
+        require(owner == function.__module__, f"{registered}; choose another name.")
         jax.clear_caches()
 
-    @functools.wraps(function)
+    @wraps(function)
     def with_checks(x: Any) -> Any:  # x may be a NumPy array
         giver = f"The activation {name!r}"
         with named_errors(giver):

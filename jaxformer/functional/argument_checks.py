@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import UnionType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -26,29 +26,18 @@ from jaxformer.functional.shape_annotations import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Kinds of dtypes that each annotation accepts; other annotations are not checked.
-ACCEPTED_KINDS = {
-    "Shaped": {"boolean", "signed", "unsigned", "float", "complex", "other"},
-    "Bool": {"boolean"},
-    "Int": {"signed"},
-    "Integer": {"signed", "unsigned"},
-    "Float": {"float"},
-    "Float32": {"float"},
-    "Real": {"signed", "unsigned", "float"},
-    "Inexact": {"float", "complex"},
-    "Complex": {"complex"},
-    "Complex64": {"complex"},
-}
-KIND_DESCRIPTIONS = {
-    "Bool": "boolean",
-    "Int": "a signed integer",
-    "Integer": "an integer",
-    "Float": "a float",
-    "Float32": "a float",
-    "Real": "a real number",
-    "Inexact": "a float or complex",
-    "Complex": "complex",
-    "Complex64": "complex",
+# Kinds of dtypes that each annotation accepts, and their description; others are not checked.
+ACCEPTED_DTYPES = {
+    "Shaped": ({"boolean", "signed", "unsigned", "float", "complex", "other"}, "any"),
+    "Bool": ({"boolean"}, "boolean"),
+    "Int": ({"signed"}, "a signed integer"),
+    "Integer": ({"signed", "unsigned"}, "an integer"),
+    "Float": ({"float"}, "a float"),
+    "Float32": ({"float"}, "a float"),
+    "Real": ({"signed", "unsigned", "float"}, "a real number"),
+    "Inexact": ({"float", "complex"}, "a float or complex"),
+    "Complex": ({"complex"}, "complex"),
+    "Complex64": ({"complex"}, "complex"),
 }
 
 
@@ -64,7 +53,8 @@ def typechecked(function: Callable[P, R]) -> Callable[P, R]:
     - two sizes for one axis letter in the arguments of a call are an error.
 
     An argument that is annotated as `int` or `float` must be such a number; NumPy numbers become
-    Python numbers, and tracers pass unchanged.
+    Python numbers, and tracers pass unchanged. An argument that is annotated as a `Literal` must be
+    one of its words.
 
     Args:
         function: A function with jaxtyping annotations.
@@ -77,17 +67,16 @@ def typechecked(function: Callable[P, R]) -> Callable[P, R]:
             sizes.
     """
     specs = _argument_specs(function)
-    names = list(inspect.signature(function).parameters)
-    positional_specs = [specs.get(name) for name in names]
+    positional_specs = [specs.get(name) for name in inspect.signature(function).parameters]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         memo: dict[str, Any] = {}
         try:
             call_args = list(args)
-            for i, (each, spec) in enumerate(zip(args, positional_specs, strict=False)):
+            for i, (value, spec) in enumerate(zip(args, positional_specs, strict=False)):
                 if spec is not None:
-                    call_args[i] = spec.convert(each, memo)
+                    call_args[i] = spec.convert(value, memo)
             for name in kwargs:
                 if (spec := specs.get(name)) is not None:
                     kwargs[name] = spec.convert(kwargs[name], memo)
@@ -99,37 +88,45 @@ def typechecked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _argument_specs(
-    function: Callable[..., Any],
-) -> "dict[str, _ArraySpec | _TupleSpec | _NumberSpec]":
-    """Return the spec of each argument that is annotated as an array, NamedTuple or number."""
-    specs: dict[str, _ArraySpec | _TupleSpec | _NumberSpec] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if (spec := _read_annotation(name, parameter.annotation)) is not None:
-            specs[name] = spec
-    return specs
+def _argument_specs(function: Callable[..., Any]) -> "dict[str, _Spec]":
+    """Return the spec of each argument whose annotation is checked."""
+    parameters = inspect.signature(function).parameters
+    specs = {name: _read_annotation(name, x.annotation) for name, x in parameters.items()}
+    return {name: spec for name, spec in specs.items() if spec is not None}
 
 
-def _read_annotation(name: str, annotation: Any) -> "_ArraySpec | _TupleSpec | _NumberSpec | None":
+def _read_annotation(name: str, annotation: Any) -> "_Spec | None":
     origin = get_origin(annotation)
-    members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
-    members = tuple(m for m in members if isinstance(m, type) and get_origin(m) is None)
+    if origin is Literal:
+        return _WordSpec(name, get_args(annotation))
+    union = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
+    members = tuple(m for m in union if isinstance(m, type) and get_origin(m) is None)
     arrays = [m for m in members if issubclass(m, jaxtyping.AbstractArray)]
     tuples = {m: _tuple_field_specs(name, m) for m in members if hasattr(m, "_fields")}
     other_types = tuple(m for m in members if m not in arrays and m not in tuples)
-    if len(arrays) == 1 and arrays[0].dtype.__name__ in ACCEPTED_KINDS:
-        axes = parse_dim_str(arrays[0].dim_str)
-        return _ArraySpec(
-            name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, other_types, tuples
-        )
+    if len(arrays) == 1 and (dtype := arrays[0].dtype.__name__) in ACCEPTED_DTYPES:
+        dim_str = arrays[0].dim_str
+        return _ArraySpec(name, dtype, parse_dim_str(dim_str), dim_str, other_types, tuples)
     if tuples and not arrays:
-        known = len(members) == len(get_args(annotation) or (annotation,))
+        known = len(members) == len(union)
         return _TupleSpec(name, tuples, (*tuples, *other_types) if known else (object,))
     numbers = [kind for kind in members if kind in (int, float)]
-    union_members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
-    if len(numbers) == 1 and set(union_members) <= {*numbers, type(None)}:
-        return _NumberSpec(name, numbers[0], type(None) in union_members)
+    if len(numbers) == 1 and set(union) <= {*numbers, type(None)}:
+        return _NumberSpec(name, numbers[0], type(None) in union)
     return None
+
+
+class _WordSpec(NamedTuple):
+    """Spec of an argument that is one of some words."""
+
+    name: str
+    words: tuple[Any, ...]
+
+    def convert(self, value: Any, memo: dict[str, Any]) -> Any:
+        """Return the word."""
+        if value not in self.words:
+            raise ArgumentError(f"{self.name} must be one of {self.words}; got {value!r}")
+        return value
 
 
 class _NumberSpec(NamedTuple):
@@ -200,12 +197,15 @@ class _ArraySpec(NamedTuple):
                 return value.item()
             value = _as_array(self, value)
         kind = _dtype_kind(value.dtype)
-        if kind not in ACCEPTED_KINDS[self.dtype]:
+        if kind not in ACCEPTED_DTYPES[self.dtype][0]:
             raise _dtype_error(self, value, kind)
         if kind in ("signed", "unsigned"):
             value = _widen_integers(value, kind)
         check_axes(self.name, self.axes, self.dim_str, value.shape, memo)
         return value
+
+
+_Spec = _ArraySpec | _TupleSpec | _NumberSpec | _WordSpec
 
 
 def _as_array(spec: _ArraySpec, value: Any) -> Array:
@@ -218,12 +218,11 @@ def _as_array(spec: _ArraySpec, value: Any) -> Array:
         array = jnp.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-        kind = type(value).__name__
-        message = f"{spec.name}: cannot convert {kind} to an array: {reason}"
+        message = f"{spec.name}: cannot convert {type(value).__name__} to an array: {reason}"
         raise ArgumentError(message[:300]) from None
-    if isinstance(value, np.ndarray | np.generic) or not isinstance(value, list | tuple | int):
+    if not isinstance(value, list | tuple | int):
         return array
-    kinds = ACCEPTED_KINDS[spec.dtype]  # Python numbers have no dtype: [1, 2] may be floats
+    kinds, _ = ACCEPTED_DTYPES[spec.dtype]  # Python numbers have no dtype: [1, 2] may be floats
     if "float" in kinds and "signed" not in kinds and _dtype_kind(array.dtype) == "signed":
         return array.astype(jnp.float32)
     if array.size == 0 and _dtype_kind(array.dtype) not in kinds:
@@ -238,10 +237,8 @@ def _check_integer_range(spec: _ArraySpec, host: np.ndarray) -> None:
     limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
     for extreme in (host.min(), host.max()):
         if not limits.min <= int(extreme) <= limits.max:
-            raise ArgumentError(
-                f"{spec.name} holds {extreme}, outside of {limits.dtype}, which ends at "
-                f"{limits.max}"
-            )
+            end = f"{limits.dtype}, which ends at {limits.max}"
+            raise ArgumentError(f"{spec.name} holds {extreme}, outside of {end}")
 
 
 @functools.cache
@@ -279,5 +276,5 @@ def _dtype_error(spec: _ArraySpec, value: Array, kind: str) -> ArgumentError:
             advice = ". Unsigned differences wrap below zero; convert to int32 before subtracting"
         case "Float" | "Float32", "signed" | "unsigned" | "boolean":
             advice = f". Use {name}.astype(jnp.float32)"
-    wanted = KIND_DESCRIPTIONS[spec.dtype]
-    return ArgumentError(f"{name} is {value.dtype}, but must be {wanted}{advice}")
+    _, description = ACCEPTED_DTYPES[spec.dtype]
+    return ArgumentError(f"{name} is {value.dtype}, but must be {description}{advice}")

@@ -39,11 +39,9 @@ def blocked_matmul(
 
     def multiply(block: RowBlock, products: Array, x: Array, kernels: Array) -> Array:
         kernel = jax.lax.dynamic_index_in_dim(kernels, block.group, keepdims=False)
-        product = matmul(block.of(x), kernel.T if transposed else kernel)
+        product = matmul(block.of(x), kernel.T if transposed else kernel).astype(products.dtype)
         # Later blocks overwrite the rows behind the group.
-        return jax.lax.dynamic_update_slice_in_dim(
-            products, product.astype(products.dtype), block.start, 0
-        )
+        return jax.lax.dynamic_update_slice_in_dim(products, product, block.start, 0)
 
     initial = jnp.zeros((len(x) + size, width), np.promote_types(x.dtype, jnp.float32))
     products = _fold_blocks(multiply, initial, size, group_sizes, _append_rows(x, size), kernels)

@@ -82,13 +82,12 @@ def _fold_chunks(options: LogitOptions, inputs: LogitInputs, step: Any, initial:
     """Fold over the chunks of the vocabulary: whole chunks in a loop, then the remainder."""
     local_vocab_size = inputs.kernel.shape[options.vocabulary_axis]
     num_chunks, rest = divmod(local_vocab_size, options.chunk_size)
-    slice_at = partial(_slice_chunk, options, inputs)
-    carry = jax.lax.fori_loop(
-        0,
-        num_chunks,
-        lambda i, carry: step(slice_at(i * options.chunk_size, options.chunk_size), carry),
-        initial,
-    )
+    slice_at, size = partial(_slice_chunk, options, inputs), options.chunk_size
+
+    def whole_chunk(i: Array, carry: Any) -> Any:
+        return step(slice_at(i * size, size), carry)
+
+    carry = jax.lax.fori_loop(0, num_chunks, whole_chunk, initial)
     return step(slice_at(local_vocab_size - rest, rest), carry) if rest else carry
 
 
@@ -103,9 +102,8 @@ def chunked_logit_statistics(options: LogitOptions, inputs: LogitInputs) -> Logi
         )
         local_ids = inputs.targets - chunk.first
         in_chunk = (local_ids >= 0) & (local_ids < logits.shape[-1])
-        target_logit = jnp.take_along_axis(
-            logits, jnp.where(in_chunk, local_ids, 0)[:, None], axis=1
-        )[:, 0]
+        index = jnp.where(in_chunk, local_ids, 0)[:, None]
+        target_logit = jnp.take_along_axis(logits, index, axis=1)[:, 0]
         return LogitStatistics(
             jnp.logaddexp(carry.log_z, jax.nn.logsumexp(logits, axis=-1)),
             jnp.where(in_chunk, target_logit, carry.target_logit),
@@ -116,9 +114,7 @@ def chunked_logit_statistics(options: LogitOptions, inputs: LogitInputs) -> Logi
     return _fold_chunks(options, inputs, step, LogitStatistics(zeros - jnp.inf, zeros, zeros))
 
 
-def _forward(
-    options: LogitOptions, inputs: LogitInputs
-) -> tuple[LogitStatistics, tuple[LogitInputs, Array]]:
+def _forward(options: LogitOptions, inputs: LogitInputs):
     statistics = chunked_logit_statistics(options, inputs)
     return statistics, (inputs, statistics.log_z)
 
@@ -145,25 +141,18 @@ def _backward(
         (d_logits,) = postprocess_vjp(d_logits)
         d_features, d_kernel, d_bias = carry
         rows, columns = (d_logits, inputs.features) if axis == 0 else (inputs.features, d_logits)
-        chunk_gradient = _dot(rows, columns, (0, 0))
-        d_kernel = jax.lax.dynamic_update_slice_in_dim(
-            d_kernel, chunk_gradient, chunk.first, axis=axis
-        )
+        update = jax.lax.dynamic_update_slice_in_dim
+        d_kernel = update(d_kernel, _dot(rows, columns, (0, 0)), chunk.first, axis)
         d_features = d_features + _dot(d_logits, chunk.kernel, (1, axis), jnp.float32)
         if d_bias is not None:
             chunk_gradient = jnp.sum(d_logits.astype(jnp.float32), axis=0).astype(d_bias.dtype)
-            d_bias = jax.lax.dynamic_update_slice_in_dim(
-                d_bias, chunk_gradient, chunk.first, axis=0
-            )
+            d_bias = update(d_bias, chunk_gradient, chunk.first, 0)
         return d_features, d_kernel, d_bias
 
     x, kernel, bias, *_ = inputs
-    initial = (
-        pvary_like(jnp.zeros_like(x, jnp.float32), x),
-        pvary_like(jnp.zeros_like(kernel), x),
-        None if bias is None else pvary_like(jnp.zeros_like(bias), x),
-    )
-    d_features, d_kernel, d_bias = _fold_chunks(options, inputs, step, initial)
+    d_bias = None if bias is None else jnp.zeros_like(bias)
+    initial = jnp.zeros_like(x, jnp.float32), jnp.zeros_like(kernel), d_bias
+    d_features, d_kernel, d_bias = _fold_chunks(options, inputs, step, pvary_like(initial, x))
     gradients: Any = (d_features.astype(x.dtype), d_kernel, d_bias, None, None)
     return (LogitInputs(*gradients),)
 

@@ -9,7 +9,6 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.sequence_parts import (
     apply_affine,
     join_parts,
-    part_documents,
     split_masks,
     split_parts,
     states_between_parts,
@@ -76,22 +75,18 @@ def causal_convolution(
     """
     (K, _), (*batch, T, C) = kernel.shape, x.shape
     shape = *batch, K - 1, C
-    if initial_state is None:
-        initial_state = jnp.zeros(shape, x.dtype)
-    if initial_state.shape != shape:
-        raise ValueError(
-            f"initial_state must have K - 1 tokens, {shape}; got {initial_state.shape}."
-        )
-    initial_state = initial_state.astype(x.dtype)
+    state = jnp.zeros(shape, x.dtype) if initial_state is None else initial_state
+    if state.shape != shape:
+        raise ValueError(f"initial_state must have K - 1 tokens, {shape}; got {state.shape}.")
+    state = state.astype(x.dtype)
     if axis_name is None:
-        return _convolve(x, kernel, bias, initial_state, segments=segments, valid=valid)
-    masks = split_masks(segments, valid, (*batch, T))
+        return _convolve(x, kernel, bias, state, segments, valid)
+    masks, documents = split_masks(segments, valid, (*batch, T))
     parts = split_parts(x, -2)
     widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], K - 1), x.dtype)], axis=-1)
-    start, no_taps = zeros_and_identity(initial_state), jnp.zeros((K, C + K - 1))
+    start, no_taps = zeros_and_identity(state), jnp.zeros((K, C + K - 1))
     ends = _convolve(widened, no_taps, None, start, **masks).state
-    documents = part_documents(masks, parts[..., 0])
-    before, after = states_between_parts(apply_affine, ends, documents, initial_state, axis_name)
+    before, after = states_between_parts(apply_affine, ends, documents, state, axis_name)
     output = _convolve(parts, kernel, bias, before, **masks).output
     return CausalConvolution(join_parts(output, -2), after)
 
@@ -101,7 +96,6 @@ def _convolve(
     kernel: Array,
     bias: Array | None,
     initial_state: Array,
-    *,
     segments: Array | None = None,
     valid: Array | None = None,
 ) -> CausalConvolution:
@@ -131,9 +125,8 @@ def _convolve(
         output = output + _broadcast(bias, output)
     if document is not None:  # inputs of the last document alone
         end = T if count is None else count[..., None]
-        same = document == jnp.take_along_axis(
-            document, jnp.full((*batch, 1), end + K - 2), axis=-1
-        )
+        index = jnp.full((*batch, 1), end + K - 2)
+        same = document == jnp.take_along_axis(document, index, axis=-1)
         inputs = jnp.where(same[..., None], inputs, 0)
     if order is None or count is None:
         return CausalConvolution(output.astype(x.dtype), inputs[..., T:, :])

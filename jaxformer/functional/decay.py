@@ -1,6 +1,6 @@
 """Decay attention: weights gamma ** (i - j), the parallel form of a linear recurrence."""
 
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def decay_attention(
         Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.
         arXiv:2307.08621, section 2.1 (parallel representation)
     """
-    check_decay(value, gamma, theta, pairing)
+    check_decay(value, gamma, theta)
     # Devices then sum the gradients of the rates, not of the complex numbers computed from them.
     gamma, theta = pvary_like((gamma, theta), value)
     z = to_head_major(value, theta, pairing)
@@ -114,11 +114,9 @@ def decay_attention(
     return from_head_major(mixed, value, pairing)
 
 
-def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairing) -> None:
-    """Check the range of gamma, the shape of theta, and the pairing."""
+def check_decay(value: Array, gamma: Array, theta: Array | None) -> None:
+    """Check the range of gamma and the shape of theta."""
     *_, heads, width = value.shape
-    if pairing not in get_args(Pairing):
-        raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
     if theta is not None and (width % 2 or theta.shape != (heads, width // 2)):
         raise ValueError(
             f"theta must have shape [heads, features / 2] = [{heads}, {width} / 2]; "
@@ -135,10 +133,8 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
 def token_steps(value: Array, segments: Array | None, valid: Array | None) -> TokenSteps:
     """Compute the `TokenSteps` of each row from segments and valid tokens."""
     axes, count = value.ndim - 2, jnp.arange(value.shape[-3])
-    optional_arrays = [x for x in (segments, valid) if x is not None]
-    shape = jnp.broadcast_shapes(
-        (1,) * (axes - 1) + count.shape, *(x.shape for x in optional_arrays)
-    )
+    shapes = [x.shape for x in (segments, valid) if x is not None]
+    shape = jnp.broadcast_shapes((1,) * (axes - 1) + count.shape, *shapes)
 
     def widened(x: Array) -> Array:
         return jnp.broadcast_to(x, shape)
@@ -148,16 +144,13 @@ def token_steps(value: Array, segments: Array | None, valid: Array | None) -> To
     if segments is not None:
         segments = widened(segments)
         last_valid = jax.lax.cummax(jnp.where(valid, widened(count), -1), axis=axes - 1)
-        previous_valid = jnp.concatenate(
-            [jnp.full_like(last_valid[..., :1], -1), last_valid[..., :-1]], axis=-1
-        )
-        changes_segment = (
-            jnp.take_along_axis(segments, jnp.maximum(previous_valid, 0), axis=-1) != segments
-        )
+        none = jnp.full_like(last_valid[..., :1], -1)
+        previous_valid = jnp.concatenate([none, last_valid[..., :-1]], axis=-1)
+        previous = jnp.take_along_axis(segments, jnp.maximum(previous_valid, 0), axis=-1)
+        changes_segment = previous != segments
         starts_segment = valid & (previous_valid >= 0) & changes_segment
-    return TokenSteps(
-        valid, starts_segment, jnp.cumsum(valid, axis=-1), jnp.cumsum(starts_segment, axis=-1)
-    )
+    step, segment = (jnp.cumsum(x, axis=-1) for x in (valid, starts_segment))
+    return TokenSteps(valid, starts_segment, step, segment)
 
 
 def expand_tokens(x: Array) -> Array:

@@ -33,7 +33,10 @@ TRACING_THREAD = ThreadPoolExecutor(1)
 
 @dataclass(frozen=True)
 class AttentionKernel(ABC):
-    """An attention kernel; `head_axis` is the head axis of its queries, keys, values and output."""
+    """An attention kernel of queries [B, T, N, H], or [B, N, T, H] if `head_axis` is 1.
+
+    Keys and values likewise have a head axis of K heads, and the output that of the queries.
+    """
 
     head_axis: ClassVar[int]
 
@@ -113,8 +116,15 @@ def merge_vmap_axes(function: Callable[..., Any], *static: Hashable) -> Callable
             x = x if is_mapped else jnp.broadcast_to(x[None], (size, *x.shape))
             return x.reshape(-1, *x.shape[2:])
 
-        results = call(*jax.tree.map(merged, arrays, tuple(mapped)))
-        results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
+        def element(x: Any, is_mapped: bool) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape[is_mapped:], x.dtype)
+
+        if size == 0:
+            shapes = jax.eval_shape(call, *jax.tree.map(element, arrays, tuple(mapped)))
+            results = jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), shapes)
+        else:
+            results = call(*jax.tree.map(merged, arrays, tuple(mapped)))
+            results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
         return results, jax.tree.map(lambda _: True, results)
 
     return call
@@ -214,10 +224,9 @@ def _backward(kernel: AttentionKernel, residuals: Any, d_output: Array) -> Any:
     gradients = merge_vmap_axes(_gradients, kernel)(*arrays, output, sums, d_output)
     if sinks is None:
         return *gradients, None, None
-    by_head = (jnp.moveaxis(x, 1, 2) for x in (output, d_output))
-    d_sinks = sinks_gradient(
-        jnp.broadcast_to(sinks, sums.shape[:-1]), next(by_head), sums, next(by_head)
-    )
+    sinks = jnp.broadcast_to(sinks, sums.shape[:-1])
+    output, d_output = (jnp.moveaxis(x, 1, 2) for x in (output, d_output))
+    d_sinks = sinks_gradient(sinks, output, sums, d_output)
     return *gradients, None, jnp.sum(d_sinks, axis=0)
 
 
@@ -282,10 +291,10 @@ def _trace_programs(
 
     residual_shapes = _shape_structs([x.aval for x in residuals])
     pairs = zip(residual_shapes, residual_sources, strict=True)
-    made = [shape for shape, source in pairs if source is None]
+    computed = [shape for shape, source in pairs if source is None]
     N, T = out.shape[kernel.head_axis], out.shape[3 - kernel.head_axis]
     (sums_index,) = (
-        i for i, x in enumerate(made) if x.dtype == jnp.float32 and x.shape[1:] == (N, T)
+        i for i, x in enumerate(computed) if x.dtype == jnp.float32 and x.shape[1:] == (N, T)
     )
     return KernelPrograms(
         trace_program(forward_with_residuals, *kernel_inputs),

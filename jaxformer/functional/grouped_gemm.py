@@ -2,24 +2,21 @@
 
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Integer
 
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.blocked_gemm import blocked_matmul, blocked_outer_product
 from jaxformer.functional.collectives import pvary_like
-from jaxformer.functional.external_kernels import call_without_vma
+from jaxformer.functional.external_kernels import call_without_vma, merge_vmap_axes
 from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
 
 LOG = logging.getLogger("jaxformer")
@@ -67,48 +64,26 @@ def _row_biases(
     return jnp.matmul(is_in_group.astype(biases.dtype), biases, precision="highest")
 
 
-class GroupedMatmulBackend(ABC):
-    """Backend of `grouped_matmul`: the product, and the outer product its gradient needs.
-
-    Attributes:
-        name: Name in the log.
-    """
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def matmul(
-        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
-    ) -> Array:
-        """Multiply rows [R, D] by their kernels, [E, D, F] or transposed, to [R, F]."""
-
-    @abstractmethod
-    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
-        """Sum x[r] * y[r] over the rows of each group: [R, D], [R, F] to [E, D, F]."""
-
-
-class BlockedBackend(GroupedMatmulBackend):
+class BlockedBackend:
     """Backend for any device: a loop over blocks of rows.
 
     `jax.lax.ragged_dot` multiplies all rows by all kernels where XLA has no kernel for it: on CPUs,
     and on GPUs since JAX 0.9, whatever `jax_ragged_dot_use_ragged_dot_instruction` says.
+
+    Attributes:
+        name: Name in the log.
+        matmul: Multiplies rows [R, D] by their kernels, [E, D, F] or transposed, to [R, F].
+        outer_product: Sums x[r] * y[r] over the rows of each group, [R, D], [R, F] to [E, D, F]:
+            the gradient of the kernels.
     """
 
     name = "a loop over blocks"
-
-    def matmul(
-        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
-    ) -> Array:
-        """`blocked_matmul`."""
-        return blocked_matmul(x, kernels, group_sizes, transposed=transposed)
-
-    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
-        """`blocked_outer_product`."""
-        return blocked_outer_product(x, y, group_sizes)
+    matmul = staticmethod(blocked_matmul)
+    outer_product = staticmethod(blocked_outer_product)
 
 
 @dataclass(frozen=True)
-class MegabloxBackend(GroupedMatmulBackend):
+class MegabloxBackend:
     """Backend with JAX's megablox kernels for TPUs."""
 
     name = "megablox"
@@ -118,32 +93,33 @@ class MegabloxBackend(GroupedMatmulBackend):
         self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
     ) -> Array:
         """Megablox `gmm`."""
-        rows, whole = len(x), pad_rows(x, tile := self.row_tile(x, group_sizes))
-        width = kernels.shape[1 if transposed else 2]
+        tiles = self.tiles(x, group_sizes, kernels.shape[1 if transposed else 2])
+        options: Any = dict(transpose_rhs=transposed, interpret=self.interpret)
 
         def multiply(x: Array, kernels: Array, group_sizes: Array) -> Array:
-            tiles = tile, *(tile_width(n, x.dtype) for n in (x.shape[1], width))
-            options = dict(transpose_rhs=transposed, interpret=self.interpret)
             return self.gmm_module.gmm(x, kernels, group_sizes, x.dtype, tiles, **options)
 
-        return call_without_vma(multiply, whole, kernels, group_sizes)[:rows]
+        return call_without_vma(multiply, pad_rows(x, tiles[0]), kernels, group_sizes)[: len(x)]
 
     def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
         """Megablox `tgmm`."""
-        tile = self.row_tile(x, group_sizes)
+        tiles, options = self.tiles(x, group_sizes, y.shape[1]), dict(interpret=self.interpret)
 
         def multiply(x: Array, y: Array, group_sizes: Array) -> Array:
-            tiles = tile, *(tile_width(n, x.dtype) for n in (x.shape[1], y.shape[1]))
-            return self.gmm_module.tgmm(
-                x.mT, y, group_sizes, x.dtype, tiles, interpret=self.interpret
-            )
+            return self.gmm_module.tgmm(x.mT, y, group_sizes, x.dtype, tiles, **options)
 
-        return call_without_vma(multiply, pad_rows(x, tile), pad_rows(y, tile), group_sizes)
+        padded = (pad_rows(rows, tiles[0]) for rows in (x, y))
+        return call_without_vma(multiply, *padded, group_sizes)
 
     @property
     def gmm_module(self) -> Any:
         """Return the module `gmm`; in its package the function `gmm` hides it."""
         return import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+
+    def tiles(self, x: Array, group_sizes: Array, width: int) -> tuple[int, int, int]:
+        """Return the rows, inputs and outputs per tile of a product of this output width."""
+        row_tile = self.row_tile(x, group_sizes)
+        return row_tile, tile_width(x.shape[1], x.dtype), tile_width(width, x.dtype)
 
     def row_tile(self, x: Array, group_sizes: Array) -> int:
         """Rows per tile: about the mean group size as a power of two, from LANES to 4 * LANES."""
@@ -151,7 +127,7 @@ class MegabloxBackend(GroupedMatmulBackend):
         return min(4 * LANES, max(LANES, 2 ** int(math.log2(rows_per_group))))
 
 
-class HopperBackend(GroupedMatmulBackend):
+class HopperBackend:
     """Backend with JAX's Mosaic GPU kernels for Hopper."""
 
     name = "Mosaic GPU ragged_dot"
@@ -177,6 +153,9 @@ class HopperBackend(GroupedMatmulBackend):
             return kernels.transposed_ragged_dot(x, y, group_sizes=group_sizes, **self.tiles)
 
         return call_without_vma(multiply, pad_rows(x, LANES), pad_rows(y, LANES), group_sizes)
+
+
+GroupedMatmulBackend = BlockedBackend | MegabloxBackend | HopperBackend
 
 
 def pad_rows(x: Array, multiple: int) -> Array:
@@ -226,29 +205,6 @@ def _hopper_unsupported_reason(kind: str, dtype: str, kernels: Array) -> str | N
     return None
 
 
-def _vmap_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
-    """Make `vmap` run a batch of grouped products as one product with more groups.
-
-    JAX's batching rule of `ragged_dot` needs all operands batched along their first axis, or none.
-    """
-    mappable = custom_vmap(product)
-
-    @mappable.def_vmap
-    def of_batch(count: int, mapped: list[bool], *operands: Array):
-        batched = [
-            x if is_mapped else jnp.broadcast_to(x, (count, *x.shape))
-            for x, is_mapped in zip(operands, mapped, strict=True)
-        ]
-        if count == 0:
-            elements = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in batched)
-            one = jax.eval_shape(product, *elements)
-            return jnp.zeros((0, *one.shape), one.dtype), True
-        flat_result = mappable(*(x.reshape(-1, *x.shape[2:]) for x in batched))
-        return flat_result.reshape(count, -1, *flat_result.shape[1:]), True
-
-    return mappable
-
-
 def grouped_matmul_by(
     backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array
 ) -> Array:
@@ -262,7 +218,8 @@ def grouped_matmul_by(
 def _grouped_matmul(
     backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array
 ) -> Array:
-    return _vmap_as_more_groups(backend.matmul)(x, kernels, group_sizes)
+    # A batch of products under `jax.vmap` is one product with more groups.
+    return merge_vmap_axes(backend.matmul)(x, kernels, group_sizes)
 
 
 def _forward(backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array):
@@ -271,8 +228,8 @@ def _forward(backend: GroupedMatmulBackend, x: Array, kernels: Array, group_size
 
 def _backward(backend: GroupedMatmulBackend, residuals: tuple[Array, Array, Array], dy: Array):
     x, kernels, group_sizes = residuals
-    dx = _vmap_as_more_groups(partial(backend.matmul, transposed=True))(dy, kernels, group_sizes)
-    return dx, _vmap_as_more_groups(backend.outer_product)(x, dy, group_sizes), None
+    dx = merge_vmap_axes(partial(backend.matmul, transposed=True))(dy, kernels, group_sizes)
+    return dx, merge_vmap_axes(backend.outer_product)(x, dy, group_sizes), None
 
 
 _grouped_matmul.defvjp(_forward, _backward)

@@ -1,7 +1,7 @@
 """Linear attention with decay and the delta rule: one recurrence, token by token or by chunks."""
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.decay import token_steps
 from jaxformer.functional.sequence_parts import (
+    PartDocuments,
     apply_affine,
     join_parts,
-    part_documents,
     split_masks,
     split_parts,
     states_between_parts,
@@ -124,10 +124,6 @@ def linear_attention(
     K, N = key.shape[-2], value.shape[-2]
     if K == 0 or N % K:
         raise ValueError(f"The {N} heads of the values must be a multiple of the {K} of the keys.")
-    if method not in get_args(LinearAttentionMethod):
-        raise ValueError(
-            f"method must be one of {get_args(LinearAttentionMethod)}; got {method!r}."
-        )
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     shape = value.shape[:-1]  # [*batch, T, N]
@@ -143,7 +139,8 @@ def linear_attention(
     if axis_name is not None:
         options: dict[str, Any] = dict(delta_rule=delta_rule, method=method, chunk_size=chunk_size)
         arrays = dict(query=query, key=key, value=value, log_decay=decay, beta=weight)
-        return _across_devices(axis_name, state, arrays, segments, valid, options)
+        masks, documents = split_masks(segments, valid, shape[:-1])
+        return _across_devices(axis_name, state, arrays, documents, masks | options)
     decay = decay if decay.ndim == value.ndim else decay[..., None]
     steps = token_steps(value, segments, valid)
 
@@ -169,8 +166,7 @@ def _across_devices(
     axis_name: str,
     state: Array,
     arrays: dict[str, Any],
-    segments: Array | None,
-    valid: Array | None,
+    documents: PartDocuments,
     options: dict[str, Any],
 ) -> LinearAttention:
     """Linear attention over a sequence sharded over a mesh axis.
@@ -178,16 +174,15 @@ def _across_devices(
     What follows a part is affine in the state before it: columns of values that are zero, begun
     with the identity, become the matrix that multiplies the state.
     """
-    axis, masks = state.ndim - 3, split_masks(segments, valid, arrays["value"].shape[:-2])
+    axis = state.ndim - 3
     arrays = {name: split_parts(x, axis) for name, x in arrays.items()}
     value = arrays["value"]
     zeros = jnp.zeros((*value.shape[:-1], state.shape[-2]), value.dtype)
     widened = arrays | {"value": jnp.concatenate([value, zeros], axis=-1)}
     start = zeros_and_identity(state)
-    parts = linear_attention(**widened, **masks, initial_state=start, **options).state
-    documents = part_documents(masks, value[..., 0, 0])
+    parts = linear_attention(**widened, initial_state=start, **options).state
     before, after = states_between_parts(apply_affine, parts, documents, state, axis_name)
-    output = linear_attention(**arrays, **masks, initial_state=before, **options).output
+    output = linear_attention(**arrays, initial_state=before, **options).output
     return LinearAttention(join_parts(output, axis), after)
 
 
@@ -279,9 +274,8 @@ def _decayed_products(
         sums = jnp.cumsum(between, axis=-2)
         return (x @ jnp.swapaxes(y, -1, -2)) * jnp.exp(sums)
     size = _power_of_two(T)
-    x, y, log_decay = (
-        jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, size - T), (0, 0)]) for a in (x, y, log_decay)
-    )
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, size - T), (0, 0)]
+    x, y, log_decay = (jnp.pad(a, padding) for a in (x, y, log_decay))
     blocks = jnp.sum(x * y, axis=-1)[..., None, None]
     while (width := blocks.shape[-1]) < size:
         halves = [

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
+from jaxformer.checks import require
 from jaxformer.functional import platforms
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.chunked_logits import (
@@ -45,7 +46,12 @@ def vocab_chunk_size(tokens: int, vocab_size: int, *, platform: str | None = Non
 
     Returns:
         The number of ids.
+
+    Raises:
+        ValueError: The platform is unknown.
     """
+    names = tuple(LOGITS_PER_CHUNK)
+    require(platform in (None, *names), f"platform must be one of {names}; got {platform!r}.")
     if tokens * vocab_size <= MAX_UNCHUNKED_LOGITS:
         return vocab_size
     max_logits = LOGITS_PER_CHUNK[platform or platforms.target_platform()]
@@ -82,7 +88,7 @@ def linear_logits(
         The logits.
 
     Raises:
-        ValueError: As in `linear`, or `vocabulary_axis` is neither 0 nor 1.
+        ValueError: As in `linear`, `vocabulary_axis` is neither 0 nor 1, or a masked id is no id.
     """
     _check_lm_head_shapes(features, kernel, bias, vocabulary_axis)
     products = linear(features, kernel if vocabulary_axis else kernel.T, bias)
@@ -144,8 +150,7 @@ def linear_logit_statistics(
     local_vocab_size = kernel.shape[vocabulary_axis]
     if chunk_size is None:
         chunk_size = vocab_chunk_size(targets.size, local_vocab_size)
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be positive; got {chunk_size}.")
+    require(chunk_size >= 1, f"chunk_size must be positive; got {chunk_size}.")
     if chunk_size >= local_vocab_size:
         options: Any = dict(vocabulary_axis=vocabulary_axis, multiplier=multiplier, softcap=softcap)
         options |= dict(masked_ids=masked_ids, axis_name=axis_name)
@@ -161,9 +166,8 @@ def linear_logit_statistics(
     # Initial carries of the loops need the varying-axes types that the loops give them.
     inputs = pvary_like(inputs, inputs)
     logit_options = LogitOptions(vocabulary_axis, multiplier, softcap, chunk_size)
-    statistics = LogitStatistics(
-        *(x.reshape(targets.shape) for x in chunked_logit_statistics(logit_options, inputs))
-    )
+    of_rows = chunked_logit_statistics(logit_options, inputs)
+    statistics = LogitStatistics(*(x.reshape(targets.shape) for x in of_rows))
     return reduce_logit_statistics(statistics, targets, local_vocab_size, axis_name=axis_name)
 
 
@@ -215,18 +219,9 @@ def linear_cross_entropy(
         >>> np.asarray(losses).round(3)  # log(1000), and NaN for an id out of range
         array([6.908, 6.908,   nan], dtype=float32)
     """
-    statistics = linear_logit_statistics(
-        features,
-        kernel,
-        targets,
-        bias,
-        vocabulary_axis=vocabulary_axis,
-        multiplier=multiplier,
-        softcap=softcap,
-        masked_ids=masked_ids,
-        chunk_size=chunk_size,
-        axis_name=axis_name,
-    )
+    options: Any = dict(vocabulary_axis=vocabulary_axis, multiplier=multiplier, softcap=softcap)
+    options |= dict(masked_ids=masked_ids, chunk_size=chunk_size, axis_name=axis_name)
+    statistics = linear_logit_statistics(features, kernel, targets, bias, **options)
     return cross_entropy_from_statistics(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
@@ -234,23 +229,18 @@ def _check_lm_head_shapes(
     features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int
 ) -> None:
     """Check shapes and dtypes of features, kernel and bias."""
-    if vocabulary_axis not in (0, 1):
-        raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
-    if kernel.ndim != 2:
-        raise ValueError(f"kernel must be [D, V] or [V, D]; got shape {kernel.shape}.")
-    of_kernel, of_features = (kernel.shape, 1 - vocabulary_axis), (features.shape, -1)
+    require(vocabulary_axis in (0, 1), f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
+    require(kernel.ndim == 2, f"kernel must be [D, V] or [V, D]; got shape {kernel.shape}.")
     if kernel.shape[1 - vocabulary_axis] != features.shape[-1]:
+        of_kernel, of_features = (kernel.shape, 1 - vocabulary_axis), (features.shape, -1)
         reason = axis_mismatch_message("D", ("kernel", *of_kernel), ("features", *of_features))
         raise ValueError(f"{reason}; vocabulary_axis is {vocabulary_axis}.")
     if bias is not None and bias.shape[0] != kernel.shape[vocabulary_axis]:
-        of_kernel = kernel.shape, vocabulary_axis
-        raise ValueError(
-            f"{axis_mismatch_message('V', ('bias', bias.shape, 0), ('kernel', *of_kernel))}."
-        )
-    if features.dtype != kernel.dtype:
-        raise ValueError(
-            f"Cast kernel to the dtype of features; got {kernel.dtype} and {features.dtype}."
-        )
+        of_kernel, of_bias = (kernel.shape, vocabulary_axis), (bias.shape, 0)
+        reason = axis_mismatch_message("V", ("bias", *of_bias), ("kernel", *of_kernel))
+        raise ValueError(f"{reason}.")
+    dtypes = f"{kernel.dtype} and {features.dtype}"
+    require(features.dtype == kernel.dtype, f"Cast kernel to the dtype of features; got {dtypes}.")
 
 
 def _id_mask(
@@ -259,8 +249,9 @@ def _id_mask(
     """Return the mask of ids in this device's shard; None if no ids are masked."""
     if not masked_ids:
         return None
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    masked = jnp.zeros(devices * local_vocab_size, bool).at[jnp.asarray(masked_ids)].set(True)
-    return jax.lax.dynamic_slice_in_dim(
-        masked, vocab_shard_start(local_vocab_size, axis_name), local_vocab_size
-    )
+    vocab_size = local_vocab_size * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+    invalid = [i for i in masked_ids if not 0 <= i < vocab_size]
+    require(not invalid, f"masked_ids must be from 0 to {vocab_size - 1}; got {invalid}.")
+    masked = jnp.zeros(vocab_size, bool).at[jnp.asarray(masked_ids)].set(True)
+    start = vocab_shard_start(local_vocab_size, axis_name)
+    return jax.lax.dynamic_slice_in_dim(masked, start, local_vocab_size)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
+from jaxformer.checks import require
 from jaxformer.functional.argument_checks import typechecked
 
 
@@ -42,9 +43,8 @@ def logit_statistics(
     wide, local_vocab_size = logits.astype(jnp.float32), logits.shape[-1]
     local_ids = targets - vocab_shard_start(local_vocab_size, axis_name)
     is_local = (local_ids >= 0) & (local_ids < local_vocab_size)
-    target_logit = jnp.take_along_axis(
-        wide, jnp.where(is_local, local_ids, 0)[..., None], axis=-1
-    ).squeeze(-1)
+    index = jnp.where(is_local, local_ids, 0)[..., None]
+    target_logit = jnp.take_along_axis(wide, index, axis=-1).squeeze(-1)
     log_z, mean = jax.nn.logsumexp(wide, axis=-1), jnp.mean(wide, axis=-1)
     statistics = LogitStatistics(log_z, jnp.where(is_local, target_logit, 0.0), mean)
     return reduce_logit_statistics(statistics, targets, local_vocab_size, axis_name=axis_name)
@@ -95,10 +95,8 @@ def cross_entropy_from_statistics(
     Raises:
         ValueError: If `label_smoothing` is outside [0, 1], or `z_loss` is negative.
     """
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
-    if not z_loss >= 0:
-        raise ValueError(f"z_loss must not be negative; got {z_loss}.")
+    require(0 <= label_smoothing <= 1, f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
+    require(z_loss >= 0, f"z_loss must not be negative; got {z_loss}.")
     loss = statistics.log_z - statistics.target_logit
     if label_smoothing:
         uniform_loss = statistics.log_z - statistics.mean_logit
@@ -229,8 +227,7 @@ def dpo_loss(
         Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
         Model, 2023. arXiv:2305.18290, equation 7
     """
-    if not beta > 0:
-        raise ValueError(f"beta must be positive; got {beta}.")
+    require(beta > 0, f"beta must be positive; got {beta}.")
     margin = chosen.astype(jnp.float32) - rejected.astype(jnp.float32)
     return jax.nn.softplus(-beta * margin)
 
@@ -255,6 +252,5 @@ def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float
         Gao et al., The Pile: An 800GB Dataset of Diverse Text for Language Modeling, 2020.
         arXiv:2101.00027, section 3.1
     """
-    if num_bytes < 1:
-        raise ValueError(f"num_bytes must be positive; got {num_bytes}.")
+    require(num_bytes >= 1, f"num_bytes must be positive; got {num_bytes}.")
     return nats_total / (math.log(2) * num_bytes)

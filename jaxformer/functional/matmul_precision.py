@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from jaxformer.functional.platforms import target_platform
 
@@ -33,6 +33,13 @@ def matmul(rows: Float[Array, "B D"], matrix: Float[Array, "D F"]) -> Float[Arra
     dtype = jnp.float32 if in_bfloat16_on_cpu else None
     operands = float32_matmul_operands(rows, matrix) if in_bfloat16_on_cpu else (rows, matrix)
     return jnp.matmul(*operands, preferred_element_type=dtype)[:num_rows].astype(matrix.dtype)
+
+
+def float32_matmul(
+    x: Float[Array, "... T D"], y: Float[Array, "... D F"]
+) -> Float32[Array, "... T F"]:
+    """Matrix product of numbers in any float dtype, accumulated and returned in float32."""
+    return jnp.matmul(*float32_matmul_operands(x, y), preferred_element_type=jnp.float32)
 
 
 def float32_matmul_operands(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -68,8 +68,6 @@ def route(
         DeepSeek-AI, DeepSeek-V3 Technical Report, 2024. arXiv:2412.19437, section 2.1.2
     """
     num_experts = logits.shape[-1]
-    _check_word("score", score, ExpertScore)
-    _check_word("group_score", group_score, GroupScore)
     if num_groups < 1 or num_experts % num_groups or not 1 <= top_k_groups <= num_groups:
         raise ValueError(
             f"num_groups must divide the {num_experts} experts, and top_k_groups be from 1 to "
@@ -180,11 +178,6 @@ def drop_late_tokens(
     return jnp.where(places <= capacity, weights.astype(jnp.float32), 0)
 
 
-def _check_word(name: str, word: str, words: Any) -> None:
-    if word not in get_args(words):
-        raise ValueError(f"{name} must be one of {get_args(words)}; got {word!r}.")
-
-
 def _check_top_k(top_k: int, num_experts: int) -> None:
     if not 1 <= top_k <= num_experts:
         raise ValueError(
@@ -241,9 +234,7 @@ def mixture_of_experts(
     top_k = routing.expert_ids.shape[-1]
     expert_ids = routing.expert_ids.reshape(-1)
     if axis_name is not None and capacity_factor is not None:
-        expert_ids = _drop_over_capacity(
-            expert_ids, capacity_factor, num_experts=num_experts, axis_name=axis_name
-        )
+        expert_ids = _drop_over_capacity(expert_ids, capacity_factor, num_experts, axis_name)
     order = jnp.argsort(expert_ids)
     group_sizes = jnp.sum(expert_ids[:, None] == jnp.arange(num_experts)[None], axis=0)
     places = jnp.argsort(order)
@@ -279,15 +270,11 @@ def _dispatch(
     return x[order // top_k]
 
 
-def _dispatch_forward(
-    top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
-) -> tuple[Float[Array, "R D"], Int[Array, " R"]]:
+def _dispatch_forward(top_k: int, x: Array, order: Array, places: Array):
     return x[order // top_k], places
 
 
-def _dispatch_backward(
-    top_k: int, places: Int[Array, " R"], gradient: Float[Array, "R D"]
-) -> tuple[Float[Array, "T D"], None, None]:
+def _dispatch_backward(top_k: int, places: Int[Array, " R"], gradient: Float[Array, "R D"]):
     by_token = gradient[places].reshape(-1, top_k, gradient.shape[-1])
     return jnp.sum(by_token.astype(jnp.float32), axis=1).astype(gradient.dtype), None, None
 
@@ -327,7 +314,7 @@ _place.defvjp(
 
 
 def _drop_over_capacity(
-    expert_ids: Int[Array, " R"], capacity_factor: float, *, num_experts: int, axis_name: str
+    expert_ids: Int[Array, " R"], capacity_factor: float, num_experts: int, axis_name: str
 ) -> Int[Array, " R"]:
     """Set the expert id of rows over the capacity of their device to E, which drops them.
 
@@ -337,9 +324,8 @@ def _drop_over_capacity(
     destination = expert_ids // (num_experts // devices)
     is_destination = (destination[:, None] == jnp.arange(devices)[None]).astype(jnp.int32)
     rank = jnp.sum(jnp.cumsum(is_destination, axis=0) * is_destination, axis=-1) - 1
-    return jnp.where(
-        rank < expert_capacity(len(expert_ids), devices, capacity_factor), expert_ids, num_experts
-    )
+    capacity = expert_capacity(len(expert_ids), devices, capacity_factor)
+    return jnp.where(rank < capacity, expert_ids, num_experts)
 
 
 def expert_capacity(num_rows: int, devices: int, capacity_factor: float | None) -> int:
@@ -355,11 +341,9 @@ def expert_capacity(num_rows: int, devices: int, capacity_factor: float | None) 
     Returns:
         Number of rows.
     """
-    return (
-        num_rows
-        if capacity_factor is None
-        else min(num_rows, math.ceil(capacity_factor * num_rows / devices))
-    )
+    if capacity_factor is None:
+        return num_rows
+    return min(num_rows, math.ceil(capacity_factor * num_rows / devices))
 
 
 def _all_to_all_experts(
@@ -394,10 +378,9 @@ def _all_to_all_experts(
     other_sizes = jnp.sum(received_sizes[:, :-1], axis=0)
     total = jnp.append(other_sizes, local_expert_ids.size - jnp.sum(other_sizes))
     places = jnp.argsort(order)
-    expert_outputs = experts(
-        _permute(received.reshape(local_expert_ids.size, -1), order, places), total
-    )
-    returned = exchange(_permute(expert_outputs, places, order).reshape(devices, capacity, -1))
+    by_expert = _permute(received.reshape(local_expert_ids.size, -1), order, places)
+    expert_outputs = _permute(experts(by_expert, total), places, order)
+    returned = exchange(expert_outputs.reshape(devices, capacity, -1))
     return _place(returned.reshape(devices * capacity, -1), *reversed(maps))
 
 
@@ -436,7 +419,6 @@ def router_totals(
         ValueError: If `num_token_axes` is below 1 or above the number of axes before the last, or
             the score is unknown.
     """
-    _check_word("score", score, ExpertScore)
     wide = logits.astype(jnp.float32)
     num_token_axes = min(2, wide.ndim - 1) if num_token_axes is None else num_token_axes
     if not 1 <= num_token_axes < wide.ndim:
@@ -448,10 +430,8 @@ def router_totals(
     shape = wide.shape[:-1]
     weights = jnp.ones(shape, jnp.float32)
     if mask is not None:
-        weights = jnp.broadcast_to(
-            mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape), shape
-        )
-        weights = weights.astype(jnp.float32)
+        mask = mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape)
+        weights = jnp.broadcast_to(mask, shape).astype(jnp.float32)
     choices = jnp.sum(jax.nn.one_hot(expert_ids, wide.shape[-1], dtype=jnp.float32), axis=-2)
     if score == "softmax":
         probabilities = jax.nn.softmax(wide, axis=-1)

@@ -11,7 +11,7 @@ from jaxformer.functional.argument_checks import typechecked
 
 
 def _check_eps(eps: float) -> None:
-    if isinstance(eps, float | int) and eps < 0:
+    if isinstance(eps, float | int) and not eps >= 0:
         raise ValueError(f"eps must be at least 0; got {eps}.")
 
 
@@ -151,12 +151,10 @@ def rms_norm(
     mean_square = _mean(jnp.square(wide), axis_name)
     if eps_position == "inside":
         y = wide * jax.lax.rsqrt(mean_square + eps)
-    elif eps_position == "outside":
+    else:
         positive = mean_square > 0  # the derivative of the root is infinite at zero
         root = jnp.where(positive, jnp.sqrt(jnp.where(positive, mean_square, 1.0)), 0.0)
         y = wide / (root + eps)
-    else:
-        raise ValueError(f"eps_position must be 'inside' or 'outside'; got {eps_position!r}.")
     return _affine(y, scale, bias).astype(x.dtype)
 
 
@@ -223,8 +221,7 @@ def batch_norm(
         Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
         Internal Covariate Shift, 2015. arXiv:1502.03167, algorithms 1 and 2
     """
-    if over not in ("step", "pooled"):
-        raise ValueError(f"over must be 'step' or 'pooled'; got {over!r}.")
+    _check_eps(eps)
     axes = (0,) if over == "step" else (0, 1)
     if math.prod(x.shape[axis] for axis in axes) < 2:
         raise ValueError(
@@ -243,9 +240,8 @@ def batch_norm(
     centred = wide - mean
     variance = masked_mean(jnp.square(centred))
     y = _affine(centred * jax.lax.rsqrt(variance + eps), scale, bias).astype(x.dtype)
-    batch = BatchStatistics(
-        mean.squeeze(axes), (variance * n / jnp.maximum(n - 1.0, 1.0)).squeeze(axes)
-    )
+    unbiased = variance * n / jnp.maximum(n - 1.0, 1.0)
+    batch = BatchStatistics(mean.squeeze(axes), unbiased.squeeze(axes))
     if running is not None and running.mean.shape != batch.mean.shape:
         raise ValueError(
             f"running.mean has shape {running.mean.shape}, but over={over!r} gives statistics of "
@@ -254,12 +250,11 @@ def batch_norm(
     has_variance = n.squeeze(axes) >= 2
     if running is None:
         return y, jax.tree.map(lambda new: jnp.where(has_variance, new, jnp.nan), batch)
-    new_running = jax.tree.map(
-        lambda old, new: jnp.where(has_variance, (1.0 - momentum) * old + momentum * new, old),
-        running,
-        batch,
-    )
-    return y, new_running
+
+    def updated(old: Array, new: Array) -> Array:
+        return jnp.where(has_variance, (1.0 - momentum) * old + momentum * new, old)
+
+    return y, jax.tree.map(updated, running, batch)
 
 
 @typechecked
@@ -289,6 +284,7 @@ def batch_norm_inference(
         Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
         Internal Covariate Shift, 2015. arXiv:1502.03167, algorithm 2
     """
+    _check_eps(eps)
     check_trailing_axes("running.mean", running.mean, x)
     check_trailing_axes("running.var", running.var, x)
     inverse = jax.lax.rsqrt(running.var + eps)

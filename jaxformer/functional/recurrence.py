@@ -1,6 +1,6 @@
 """Linear recurrence of decay attention: sequential scan, associative scan, or chunkwise."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from jaxformer.functional.decay import (
 from jaxformer.functional.rope import Pairing
 from jaxformer.functional.sequence_parts import (
     join_parts,
-    part_documents,
     split_masks,
     split_parts,
     states_between_parts,
@@ -104,16 +103,15 @@ def linear_recurrence(
         Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.
         arXiv:2307.08621, section 2.1 (recurrent and chunkwise representations)
     """
-    check_decay(value, gamma, theta, pairing)
-    if method not in get_args(RecurrenceMethod):
-        raise ValueError(f"method must be one of {get_args(RecurrenceMethod)}; got {method!r}.")
+    check_decay(value, gamma, theta)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     # Devices then sum the gradients of the rates, not of the complex numbers computed from them.
     gamma, theta = pvary_like((gamma, theta), value)
     if axis_name is not None:
         options: dict[str, Any] = dict(method=method, chunk_size=chunk_size, pairing=pairing)
-        masks, parts = split_masks(segments, valid, value.shape[:-2]), split_parts(value, -3)
+        masks, documents = split_masks(segments, valid, value.shape[:-2])
+        parts = split_parts(value, -3)
         zeros = jnp.zeros(parts[..., 0, :, :].shape)
         ones = to_real(jnp.ones_like(to_complex(zeros, theta, pairing)), pairing)
 
@@ -124,13 +122,9 @@ def linear_recurrence(
         def run(parts: Array, state: Array) -> Recurrence:
             return linear_recurrence(parts, gamma, theta, initial_state=state, **masks, **options)
 
-        before, after = states_between_parts(
-            advance,
-            (run(parts, zeros).state, run(jnp.zeros_like(parts), ones).state),
-            part_documents(masks, parts[..., 0, 0]),
-            zeros[0] if initial_state is None else initial_state.astype(jnp.float32),
-            axis_name,
-        )
+        ends = run(parts, zeros).state, run(jnp.zeros_like(parts), ones).state
+        state = zeros[0] if initial_state is None else initial_state.astype(jnp.float32)
+        before, after = states_between_parts(advance, ends, documents, state, axis_name)
         return Recurrence(join_parts(run(parts, before).output, -3), after)
     steps = token_steps(value, segments, valid)
     z = to_head_major(value, theta, pairing)

@@ -1,6 +1,6 @@
 """Rotary position embedding (RoPE): multiply feature pairs by unit complex numbers."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -164,8 +164,6 @@ def rotate(
             f"{rotations.shape[-1]} rotations need a head_dim of at least {width}; "
             f"got {x.shape[-1]}."
         )
-    if pairing not in get_args(Pairing):
-        raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
     rotated_part, unrotated_part = jnp.split(x, [width], axis=-1)
     z = as_complex(rotated_part, pairing=pairing)
     rotated = z * jnp.broadcast_to(rotations[..., None, :], z.shape)

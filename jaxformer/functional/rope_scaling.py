@@ -9,7 +9,14 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from jaxformer.checks import require
 from jaxformer.functional.argument_checks import typechecked
+
+
+def _check_positive(**numbers: float | Array) -> None:
+    """Check that numbers are positive, apart from traced ones."""
+    for name, value in numbers.items():
+        require(isinstance(value, Array) or value > 0, f"{name} must be positive; got {value}.")
 
 
 @typechecked
@@ -29,6 +36,7 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
         Chen et al., Extending Context Window of Large Language Models via Positional
         Interpolation, 2023. arXiv:2306.15595, section 2.3
     """
+    _check_positive(factor=factor)
     return frequencies / factor
 
 
@@ -50,7 +58,7 @@ def rope_scale_ntk(
         The scaled frequencies.
 
     Raises:
-        ValueError: If there is only one frequency.
+        ValueError: If there is only one frequency, or `factor` is not positive.
 
     References:
         bloc97, NTK-aware scaled RoPE, 2023, as given by Peng et al., YaRN: Efficient Context Window
@@ -59,6 +67,7 @@ def rope_scale_ntk(
     C = frequencies.shape[0]
     if C < 2:
         raise ValueError(f"NTK scaling needs at least two frequencies; got {C}.")
+    _check_positive(factor=factor)
     exponents = -jnp.arange(C, dtype=jnp.float32) / (C - 1)
     return frequencies * jnp.asarray(factor, jnp.float32) ** exponents
 
@@ -91,6 +100,7 @@ def rope_scale_dynamic_ntk(
         Peng et al., YaRN: Efficient Context Window Extension of Large Language Models, 2023.
         arXiv:2309.00071, section 3.3
     """
+    _check_positive(factor=factor, original_max_length=original_max_length)
     excess = jnp.maximum(jnp.asarray(length, jnp.float32) / original_max_length, 1.0) - 1.0
     return rope_scale_ntk(frequencies, factor=1.0 + factor * excess)
 
@@ -121,7 +131,8 @@ def rope_scale_llama3(
         The scaled frequencies.
 
     Raises:
-        ValueError: If ``high_freq_factor`` is not above ``low_freq_factor``.
+        ValueError: If ``high_freq_factor`` is not above ``low_freq_factor``, or `factor` or
+            `original_max_length` is not positive.
 
     References:
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783; the formula is that
@@ -132,6 +143,7 @@ def rope_scale_llama3(
             "high_freq_factor must exceed low_freq_factor; "
             f"got {high_freq_factor} and {low_freq_factor}."
         )
+    _check_positive(factor=factor, original_max_length=original_max_length)
     turns = frequencies * (original_max_length / (2 * math.pi))
     keep = jnp.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0.0, 1.0)
     return keep * frequencies + (1 - keep) * frequencies / factor
@@ -170,12 +182,16 @@ def rope_scale_yarn(
         The scaled frequencies.
 
     Raises:
-        ValueError: If ``first`` is not below ``last``.
+        ValueError: If ``last`` is below ``first``, `base` is not above 1, or another number is not
+            positive.
 
     References:
         Peng et al., YaRN: Efficient Context Window Extension of Large Language Models, 2023.
         arXiv:2309.00071, sections 3.2 and 3.4
     """
+    _check_positive(factor=factor, original_max_length=original_max_length)
+    _check_positive(beta_fast=beta_fast, beta_slow=beta_slow)
+    require(base > 1, f"base must exceed 1; got {base}.")
     C = frequencies.shape[0]
 
     def pair_that_makes(turns):
@@ -253,6 +269,7 @@ def rope_scale_longrope(
         Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024.
         arXiv:2402.13753, section 3
     """
+    _check_positive(original_max_length=original_max_length)
     is_long = jnp.asarray(length) > original_max_length
     return frequencies / jnp.where(is_long, long_factors, short_factors)
 
@@ -273,6 +290,8 @@ def longrope_attention_factor(max_length: int | float, original_max_length: int)
         Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024.
         arXiv:2402.13753; the formula is that of the released Phi-3 models
     """
+    message = f"original_max_length must exceed 1; got {original_max_length}."
+    require(original_max_length > 1, message)
     growth = max(max_length / original_max_length, 1.0)
     return math.sqrt(1 + math.log(growth) / math.log(original_max_length))
 
@@ -297,5 +316,6 @@ def rope_truncate(frequencies: Float[Array, " C"], *, fraction: float) -> Float[
         Barbero et al., Round and Round We Go! What makes Rotary Positional Encodings useful?, 2024.
         arXiv:2410.06205, section 6
     """
+    require(0 <= fraction <= 1, f"fraction must be in [0, 1]; got {fraction}.")
     count = int(fraction * frequencies.shape[0])
     return frequencies.at[count:].set(0)

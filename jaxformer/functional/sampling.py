@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxformer.checks import require
 from jaxformer.functional.argument_checks import typechecked
 
 
@@ -99,8 +100,7 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
         Holtzman et al., The Curious Case of Neural Text Degeneration, 2019. arXiv:1904.09751,
         section 3.1
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"p must be in (0, 1]; got {p}.")
+    require(0 < p <= 1, f"p must be in (0, 1]; got {p}.")
     if p == 1:
         return logits
     wide = logits.astype(jnp.float32)
@@ -131,8 +131,7 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
         Nguyen et al., Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs,
         2024. arXiv:2407.01082, section 3
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"p must be in (0, 1]; got {p}.")
+    require(0 < p <= 1, f"p must be in (0, 1]; got {p}.")
     wide = logits.astype(jnp.float32)
     return _mask_logits(logits, wide >= jnp.max(wide, axis=-1, keepdims=True) + math.log(p))
 
@@ -153,8 +152,7 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
     Raises:
         ValueError: `vocab_size` is below 1.
     """
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size must be at least 1; got {vocab_size}.")
+    require(vocab_size >= 1, f"vocab_size must be at least 1; got {vocab_size}.")
     *batch, T = tokens.shape
     rows = tokens.reshape(math.prod(batch), T)
     inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would index from the end

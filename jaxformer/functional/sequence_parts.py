@@ -39,19 +39,6 @@ def join_parts(x: Array, axis: int) -> Array:
     return jnp.concatenate([x[0], x[1]], axis=axis)
 
 
-def part_documents(masks: dict[str, Any], like: Array) -> PartDocuments:
-    """Documents at the ends of parts of `like`'s shape [*batch, T], from `split_masks`."""
-    segments = masks.get("segments", jnp.zeros(like.shape, jnp.int32))
-    valid = masks.get("valid", jnp.ones(like.shape, bool))
-    first = jnp.argmax(valid, axis=-1)
-    last = valid.shape[-1] - 1 - jnp.argmax(valid[..., ::-1], axis=-1)
-
-    def at(index: Array) -> Array:
-        return jnp.take_along_axis(segments, index[..., None], axis=-1)[..., 0]
-
-    return PartDocuments(at(first), at(last), jnp.any(valid, axis=-1))
-
-
 def apply_affine(
     state: Float[Array, "*batch S C"], part: Float[Array, "*batch S Z"]
 ) -> Float[Array, "*batch S C"]:
@@ -69,14 +56,27 @@ def zeros_and_identity(state: Float[Array, "*batch S C"]) -> Float[Array, "2 *ba
 
 def split_masks(
     segments: Array | None, valid: Array | None, shape: tuple[int, ...]
-) -> dict[str, Any]:
-    """Segments and valid tokens of a device's two parts, as arguments; those that there are."""
-    masks = {"segments": segments, "valid": valid}
-    return {
+) -> tuple[dict[str, Any], PartDocuments]:
+    """Split segments and valid tokens of a device's tokens [*batch, T] into its two parts.
+
+    Returns:
+        The masks that are not None, as arguments, and the documents at the ends of the parts.
+    """
+    masks = {
         name: split_parts(jnp.broadcast_to(mask, shape), -1)
-        for name, mask in masks.items()
+        for name, mask in (("segments", segments), ("valid", valid))
         if mask is not None
     }
+    part_shape = 2, *shape[:-1], shape[-1] // 2
+    numbers = masks.get("segments", jnp.zeros(part_shape, jnp.int32))
+    is_token = masks.get("valid", jnp.ones(part_shape, bool))
+
+    def document_at(index: Array) -> Array:
+        return jnp.take_along_axis(numbers, index[..., None], axis=-1)[..., 0]
+
+    first = document_at(jnp.argmax(is_token, axis=-1))
+    last = document_at(part_shape[-1] - 1 - jnp.argmax(is_token[..., ::-1], axis=-1))
+    return masks, PartDocuments(first, last, jnp.any(is_token, axis=-1))
 
 
 def states_between_parts(

@@ -12,9 +12,8 @@ class ArgumentError(Exception):  # noqa: N818 - `typechecked` converts it to Val
 class AxesSpec(NamedTuple):
     """Axes of a parsed annotation; sums such as "C+Q-P" are not checked."""
 
-    named_axes: tuple[
-        tuple[str, int], ...
-    ]  # letters and their indices; negative after the variadic axes
+    # Letters and their indices, which are negative after the variadic axes.
+    named_axes: tuple[tuple[str, int], ...]
     variadic: str | None  # "...", "*batch", "*#batch", or None
     num_leading: int  # axes before the variadic ones, and after them
     num_trailing: int
@@ -23,16 +22,12 @@ class AxesSpec(NamedTuple):
 def parse_dim_str(dim_str: str) -> AxesSpec:
     """Parse jaxtyping's dim_str, such as "*batch T N H"."""
     letters = dim_str.split()
-    variadic_indices = [
-        i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")
-    ]
-    num_leading = variadic_indices[0] if variadic_indices else len(letters)
-    num_trailing = len(letters) - num_leading - len(variadic_indices)
+    variadic = next((x for x in letters if x == "..." or x.startswith("*")), None)
+    num_leading = len(letters) if variadic is None else letters.index(variadic)
+    num_trailing = len(letters) - num_leading - (variadic is not None)
     indices = [*range(num_leading), *range(-num_trailing, 0)]
     named_axes = tuple((letters[i], i) for i in indices if letters[i].isidentifier())
-    return AxesSpec(
-        named_axes, letters[num_leading] if variadic_indices else None, num_leading, num_trailing
-    )
+    return AxesSpec(named_axes, variadic, num_leading, num_trailing)
 
 
 def check_axes(

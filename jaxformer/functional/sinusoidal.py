@@ -1,6 +1,6 @@
 """Sinusoidal position embeddings."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,8 +56,6 @@ def sinusoidal_positions(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.5
     """
-    if layout not in get_args(Layout):
-        raise ValueError(f"layout must be one of {get_args(Layout)}; got {layout!r}.")
     smallest = 4 if layout == "tensor2tensor" else 2
     if dim % 2 or dim < smallest:
         raise ValueError(

@@ -237,6 +237,10 @@ def test_wrong_options_are_named(no_checks_of_annotations):
             function(x, kernel, targets, vocabulary_axis=2)
     with pytest.raises(ValueError, match="label_smoothing must be in .0, 1.; got 2"):
         F.linear_cross_entropy(x, kernel, targets, bias, label_smoothing=2.0)
+    with pytest.raises(ValueError, match=r"masked_ids must be from 0 to 22; got \[-1, 23\]"):
+        F.linear_logits(x, kernel, masked_ids=(-1, 0, 22, 23))
+    with pytest.raises(ValueError, match=r"platform must be one of .*'gpu'.*; got 'cuda'"):
+        F.vocab_chunk_size(1, 1, platform="cuda")
     with pytest.raises(
         ValueError, match=r"kernel has 23 features \(axis 0 of .* but features has 3 "
     ):

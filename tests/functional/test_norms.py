@@ -1,4 +1,5 @@
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -195,7 +196,7 @@ def test_norms_gradient_is_the_difference_quotient(norm, normal):
 
 
 def test_rms_norm_names_the_bad_place_of_eps(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="eps_position must be 'inside' or 'outside'; got 'under'"):
+    with pytest.raises(ValueError, match="eps_position must be one of .*'outside'.*; got 'under'"):
         F.rms_norm(jnp.ones(3), eps_position="under")
 
 
@@ -307,6 +308,15 @@ def test_batch_norm_output_does_not_move_along_a_shift_of_its_input(normal):
     assert np.max(np.abs(gradient)) > 0.01
 
 
+@pytest.mark.parametrize("eps", [-1.0, math.nan])
+def test_norms_name_the_bad_eps(eps):
+    x, running = jnp.ones((2, 3, 4)), F.BatchStatistics(jnp.zeros(4), jnp.ones(4))
+    calls = F.layer_norm, F.rms_norm, F.batch_norm, partial(F.batch_norm_inference, running=running)
+    for call in calls:
+        with pytest.raises(ValueError, match=f"eps must be at least 0; got {eps}"):
+            call(x, eps=eps)
+
+
 def test_batch_norm_names_the_bad_axis(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="over must be 'step' or 'pooled'; got 'batch'"):
+    with pytest.raises(ValueError, match="over must be one of .*'pooled'.*; got 'batch'"):
         F.batch_norm(jnp.ones((2, 3, 5)), over="batch")

@@ -208,3 +208,38 @@ def test_scaling_errors():
     message = "beta_slow=1.0 and beta_fast=32.0 .* original_max_length=1 at base=10000.0"
     with pytest.raises(ValueError, match=message):
         scaled("yarn", 8.0, original_max_length=1)
+
+
+@pytest.mark.parametrize(
+    "method, options, message",
+    [
+        ("linear", dict(factor=0.0), "factor must be positive; got 0.0"),
+        ("ntk", dict(factor=-2.0), "factor must be positive; got -2.0"),
+        (
+            "dynamic_ntk",
+            dict(length=9, factor=2.0, original_max_length=0),
+            "original_max_length must be positive; got 0",
+        ),
+        (
+            "llama3",
+            dict(factor=0.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=64),
+            "factor must be positive; got 0.0",
+        ),
+        ("yarn", dict(base=1.0, factor=2.0, original_max_length=64), "base must exceed 1; got 1.0"),
+        (
+            "yarn",
+            dict(base=1e4, factor=2.0, original_max_length=64, beta_slow=0.0),
+            "beta_slow must be positive; got 0.0",
+        ),
+    ],
+)
+def test_numbers_that_give_no_frequencies_are_named(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(F, f"rope_scale_{method}")(jnp.ones(4), **options)
+
+
+def test_bad_fractions_and_lengths_are_named():
+    with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\]; got -0.5"):
+        F.rope_truncate(jnp.ones(4), fraction=-0.5)
+    with pytest.raises(ValueError, match="original_max_length must exceed 1; got 1"):
+        F.longrope_attention_factor(100, 1)

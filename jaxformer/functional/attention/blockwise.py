@@ -12,12 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.blockwise_gradient import head_group_gradient
-from jaxformer.functional.attention.heads import check_heads
-from jaxformer.functional.attention.lazy_masks import (
-    AttentionBias,
-    AttentionMask,
-    check_mask_and_bias,
-)
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask, check_arrays
 from jaxformer.functional.attention.online_softmax import (
     NEG_INF,
     PartialAttention,
@@ -30,6 +25,8 @@ from jaxformer.functional.attention.online_softmax import (
 )
 from jaxformer.functional.attention.scores import Normalizer, check_score_options, resolve_scale
 from jaxformer.functional.attention.tiles import (
+    KEY_FIELDS,
+    QUERY_FIELDS,
     BlockwiseOptions,
     HeadGroup,
     compute_block_mask,
@@ -46,9 +43,7 @@ from jaxformer.functional.platforms import target_platform
 # take 19 ms where 128 take 82, by XLA's estimate, with 73 and 69 MB (1024: 13 ms, 136 MB).
 # On GPUs, likewise fewer and larger products; nothing says yet how many are best.
 DEFAULT_BLOCK_SIZE = {"cpu": 128, "gpu": 512, "tpu": 512}
-BLOCKWISE_REMAT_NAME = (
-    "attention by blocks"  # what a policy of `jax.checkpoint` knows its results by
-)
+BLOCKWISE_REMAT_NAME = "attention by blocks"  # name of its results for policies of `jax.checkpoint`
 
 
 @typechecked
@@ -113,45 +108,20 @@ def blockwise_attention(
         Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,
         2022. arXiv:2205.14135, sections 3.1 and B.2
     """
-    check_attention(
-        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
-    )
-    block_sizes = block_sizes or (DEFAULT_BLOCK_SIZE[target_platform()],) * 2
-    if min(block_sizes) < 1:
-        raise ValueError(
-            f"Blocks have queries and keys; got {block_sizes[0]} and {block_sizes[1]}."
-        )
-    if 0 in (*query.shape[:-2], key.shape[-3]):
+    check_arrays(query, key, mask, bias)
+    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key, sinks)
+    block_q, block_k = block_sizes or (DEFAULT_BLOCK_SIZE[target_platform()],) * 2
+    if min(block_q, block_k) < 1:
+        raise ValueError(f"Blocks have queries and keys; got {block_q} and {block_k}.")
+    T, S = query.shape[-3], key.shape[-3]
+    if 0 in (*query.shape[:-2], S):
         return jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
     query, scale = resolve_scale(query, scale)
-    options = BlockwiseOptions(
-        scale=scale,
-        logit_softcap=logit_softcap,
-        normalizer=normalizer,
-        dropout_rate=dropout_rate,
-        block_sizes=(min(block_sizes[0], query.shape[-3]), min(block_sizes[1], key.shape[-3])),
-        num_keys=key.shape[-3],
-    )
+    sizes = min(block_q, T), min(block_k, S)
+    options = BlockwiseOptions(scale, logit_softcap, normalizer, dropout_rate, sizes, S)
     groups = to_head_groups(options, query, key, value, mask, bias, dropout_key)
     grouped_sinks = split_sinks(sinks, groups, key.shape[-2])
     return from_head_groups(_blockwise(options, groups, grouped_sinks), query, key)
-
-
-def check_attention(
-    query: Array,
-    key: Array,
-    mask: Any,
-    bias: Any,
-    normalizer: Normalizer,
-    logit_softcap: float | None,
-    dropout_rate: float = 0.0,
-    dropout_key: PRNGKeyArray | None = None,
-    sinks: Array | None = None,
-) -> None:
-    """Check heads, mask, bias, sinks and options of attention."""
-    check_heads(query, key)
-    check_mask_and_bias(query, key, mask, bias)
-    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key, sinks)
 
 
 def to_head_groups(
@@ -177,9 +147,7 @@ def to_head_groups(
         jnp.moveaxis(pad_to_multiple(x.reshape(count, S, K, x.shape[-1]), block_k, axis=1), 1, 2)
         for x in (key, value)
     )
-    per_head_group = partial(
-        _per_head_group, batch=tuple(batch), num_kv_heads=K, block_sizes=options.block_sizes
-    )
+    sizes = batch, K, options.block_sizes
     dropout_keys = None
     if options.dropout_rate != 0.0 and dropout_key is not None:
         dropout_keys = jax.random.split(dropout_key, (count, K))
@@ -187,8 +155,8 @@ def to_head_groups(
         jnp.transpose(grouped_query, (0, 2, 3, 1, 4)),
         padded_key,
         padded_value,
-        per_head_group(mask),
-        per_head_group(bias),
+        _per_head_group(mask, *sizes),
+        _per_head_group(bias, *sizes),
         dropout_keys,
     )
     groups = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), groups)
@@ -227,11 +195,7 @@ def pad_to_multiple(x: Array, multiple: int, axis: int) -> Array:
 
 
 def _per_head_group(
-    mask_or_bias: AttentionMask | AttentionBias | None,
-    *,
-    batch: tuple[int, ...],
-    num_kv_heads: int,
-    block_sizes: tuple[int, int],
+    mask_or_bias: Any, batch: list[int], num_kv_heads: int, block_sizes: tuple[int, int]
 ) -> Any:
     """Split a mask or bias into one per `HeadGroup`: pad positions, group head axes."""
     if mask_or_bias is None:
@@ -239,9 +203,8 @@ def _per_head_group(
     count = math.prod(batch)
 
     def expand_positions(x: Array, multiple: int) -> Int[Array, "B K T"]:
-        x = pad_to_multiple(
-            jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(count, -1), multiple, axis=1
-        )
+        x = jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(count, -1)
+        x = pad_to_multiple(x, multiple, axis=1)
         return jnp.broadcast_to(x[:, None], (count, num_kv_heads, x.shape[-1]))
 
     def split_head_axis(x: Array, axis: int | None) -> Shaped[Array, "B K ..."]:
@@ -253,16 +216,14 @@ def _per_head_group(
 
     if isinstance(mask_or_bias, AttentionBias):
         mask_or_bias = mask_or_bias.map_heads(split_head_axis)
-    block_size_by_field = {"query_positions": block_sizes[0], "key_positions": block_sizes[1]}
-    if isinstance(mask_or_bias, AttentionMask) and mask_or_bias.query_segments is not None:
-        block_size_by_field |= {"query_segments": block_sizes[0], "key_segments": block_sizes[1]}
-    if isinstance(mask_or_bias, AttentionMask) and mask_or_bias.head_shifts is not None:
-        mask_or_bias = mask_or_bias._replace(
-            head_shifts=split_head_axis(mask_or_bias.head_shifts, 0)
-        )
-    padded_fields: Any = {
-        name: expand_positions(getattr(mask_or_bias, name), n)
-        for name, n in block_size_by_field.items()
+    elif mask_or_bias.head_shifts is not None:
+        shifts = split_head_axis(mask_or_bias.head_shifts, 0)
+        mask_or_bias = mask_or_bias._replace(head_shifts=shifts)
+    padded_fields = {
+        name: expand_positions(x, size)
+        for fields in zip(QUERY_FIELDS, KEY_FIELDS, strict=True)
+        for name, size in zip(fields, block_sizes, strict=True)
+        if (x := getattr(mask_or_bias, name, None)) is not None
     }
     return mask_or_bias._replace(**padded_fields)
 

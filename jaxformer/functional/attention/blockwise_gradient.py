@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from jaxformer.functional.attention.lazy_masks import AttentionBias
 from jaxformer.functional.attention.online_softmax import NEG_INF
 from jaxformer.functional.attention.scores import attention_scores
 from jaxformer.functional.attention.tiles import (
@@ -27,7 +26,7 @@ from jaxformer.functional.matmul_precision import float32_matmul_operands
 
 
 class Gradients(NamedTuple):
-    """Gradients of query, key, value and bias parameters; key and value are transposed.
+    """Gradients of query, key, value and bias parameters.
 
     Those of keys and values are transposed, so that no tile of scores needs a transpose.
     """
@@ -85,14 +84,11 @@ def head_group_gradient(
 
     def query_tile_gradient(carry: Any, index: Int[Array, ""]):
         query_tile = slice_query_tile(options, group, index)
-        tile_gradient = OutputGradient(
-            *(slice_block(x, index, size, axis=1) for x in output_gradient)
-        )
+        tile_gradient = slice_block(output_gradient, index, size, axis=1)
 
         def add_key_tile(j: Int[Array, ""], carry: Gradients) -> Gradients:
-            return _add_tile_gradients(
-                options, group, query_tile, slice_key_tile(options, group, j), tile_gradient, carry
-            )
+            key_tile = slice_key_tile(options, group, j)
+            return _add_tile_gradients(options, group, query_tile, key_tile, tile_gradient, carry)
 
         def step(j: Int[Array, ""], carry: Gradients) -> Gradients:
             return update_if_visible(block_mask[index, j], add_key_tile, j, carry)
@@ -102,28 +98,29 @@ def head_group_gradient(
         return gradients[1:], gradients.query
 
     params = None if group.bias is None else group.bias.params
-    initial = (
-        zeros(*group.key.shape[::-1]),
-        zeros(*group.value.shape[::-1]),
-        jax.tree.map(lambda x: zeros(*x.shape), params),
-    )
-    (key, value, bias), query = jax.lax.scan(
-        query_tile_gradient, initial, jnp.arange(block_mask.shape[0])
-    )
+    key, value = (zeros(*x.shape[::-1]) for x in (group.key, group.value))
+    initial = key, value, jax.tree.map(lambda x: zeros(*x.shape), params)
+    tile_indices = jnp.arange(block_mask.shape[0])
+    (key, value, bias), query = jax.lax.scan(query_tile_gradient, initial, tile_indices)
     query = jnp.moveaxis(query, 0, 1).reshape(group.query.shape)
-    if group.bias is not None:  # positions have no gradient
-        bias = AttentionBias(bias, None, None, group.bias.bias_function)  # type: ignore[arg-type]
+    like = differentiable(group)
+    if group.bias is not None:
+        bias = like.bias._replace(params=bias)
     gradients = HeadGroup(query, key.T, value.T, None, bias, None)
     return gradients if options.keep_float32 else cast_gradients(gradients, group)
 
 
+def differentiable(group: HeadGroup) -> Any:
+    """Return what of a group has a gradient: no mask, no positions, no random key."""
+    bias: Any = group.bias
+    if bias is not None:
+        bias = bias._replace(query_positions=None, key_positions=None)
+    return group._replace(mask=None, bias=bias, dropout_key=None)
+
+
 def cast_gradients(gradient: HeadGroup, group: HeadGroup) -> HeadGroup:
     """Cast gradients to the dtypes of the primals."""
-    primals: Any = group._replace(mask=None, dropout_key=None)
-    if group.bias is not None:
-        bias = AttentionBias(group.bias.params, None, None, group.bias.bias_function)  # type: ignore[arg-type]
-        primals = primals._replace(bias=bias)
-    return jax.tree.map(lambda x, y: x.astype(y.dtype), gradient, primals)
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), gradient, differentiable(group))
 
 
 def _add_tile_gradients(
@@ -151,7 +148,8 @@ def _add_tile_gradients(
         weights = _apply_mask(mask, jax.nn.relu(scores) * inverse_denominator)
         score_derivative = jnp.where(weights > 0, inverse_denominator, 0.0)
     dropped_weights = weights if dropout_multipliers is None else weights * dropout_multipliers
-    d_weights = _dot(output_gradient.d_output, key_tile.value, ((2,), (1,)))
+    d_output = output_gradient.d_output
+    d_weights = _dot(d_output, key_tile.value, ((2,), (1,)))
     if dropout_multipliers is not None:
         d_weights = d_weights * dropout_multipliers
     d_scores = score_derivative * (d_weights - output_gradient.delta[..., None])
@@ -163,11 +161,7 @@ def _add_tile_gradients(
     start = key_tile.tile_index * options.block_sizes[1]
     over_queries = ((0, 1), (0, 1))
     d_key = _dot(query_tile.query, d_dot_products, over_queries)
-    d_value = _dot(
-        output_gradient.d_output,
-        dropped_weights.astype(output_gradient.d_output.dtype),
-        over_queries,
-    )
+    d_value = _dot(d_output, dropped_weights.astype(d_output.dtype), over_queries)
     return Gradients(
         carry.query + _dot(d_dot_products, key_tile.key, ((2,), (0,))),
         _add_at_block(carry.key, d_key, start),

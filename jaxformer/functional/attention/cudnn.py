@@ -79,15 +79,9 @@ class CudnnKernel(AttentionKernel):
     reads_segments: bool = True
 
     def __call__(
-        self,
-        static_arrays: Any,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K H"],
-        segments: SegmentIds,
+        self, static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds
     ) -> Float[Array, "B T N H"]:
         """Run cuDNN attention."""
-        del static_arrays
         ids = segments if self.reads_segments else None
         return jax.nn.dot_product_attention(
             query,
@@ -125,12 +119,7 @@ class PackedCudnnKernel(CudnnKernel):
     """
 
     def __call__(
-        self,
-        static_arrays: Any,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K H"],
-        segments: SegmentIds,
+        self, static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds
     ) -> Float[Array, "B T N H"]:
         """Run cuDNN attention on packed rows."""
         from jax._src.cudnn import fused_attention_stablehlo as fused
@@ -141,18 +130,10 @@ class PackedCudnnKernel(CudnnKernel):
             key, value = (jnp.repeat(x, copies, axis=2) for x in (key, value))
         offsets, lengths = segment_offsets(segments[0], MAX_SEGMENTS)
         masks = fused.MaskType
-        return fused.dot_product_attention(
-            query,
-            key,
-            value,
-            q_seqlen=lengths,
-            kv_seqlen=lengths,
-            q_offsets=offsets,
-            kv_offsets=offsets,
-            scale=self.scale,
-            sliding_window_length=self.window,
-            mask_type=masks.PADDING_CAUSAL if self.causal else masks.PADDING,
-        )
+        mask_type = masks.PADDING_CAUSAL if self.causal else masks.PADDING
+        options: Any = dict(scale=self.scale, sliding_window_length=self.window)
+        options |= dict(q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets)
+        return fused.dot_product_attention(query, key, value, mask_type=mask_type, **options)
 
     def compact(self, sums: Array, segments: SegmentIds) -> Float[Array, "B N T"]:
         """From rows of segments to rows of the batch."""

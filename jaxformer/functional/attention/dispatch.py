@@ -63,11 +63,8 @@ def choose_implementation(
         f"there is no kernel for a {platform}" if choice is None else unsupported_reason(choice)
     )
     if choice is None or fallback_reason is not None:
-        choice = (
-            "blockwise"
-            if prefer_blockwise(T, S) and unsupported_reason("blockwise") is None
-            else "xla"
-        )
+        blocks = prefer_blockwise(T, S) and unsupported_reason("blockwise") is None
+        choice = "blockwise" if blocks else "xla"
     explanation = "" if fallback_reason is None else f", since {fallback_reason}"
     if choice == "cudnn":
         explanation = describe_segments(request.mask)
@@ -98,12 +95,9 @@ def materialize_for_xla(mask_or_bias: Any, implementation: Implementation, num_a
 
 def _blockwise_unsupported_reason(request: AttentionRequest) -> str | None:
     """Why blockwise attention does not support the request; None if it does."""
-    mask_and_bias, lazy_types = (
-        {"mask": request.mask, "bias": request.bias},
-        AttentionMask | AttentionBias | None,
-    )
-    array_names = [name for name, x in mask_and_bias.items() if not isinstance(x, lazy_types)]
-    names = " and ".join(array_names)
+    lazy_types = AttentionMask | AttentionBias | None
+    mask_and_bias = {"mask": request.mask, "bias": request.bias}
+    names = " and ".join(name for name, x in mask_and_bias.items() if not isinstance(x, lazy_types))
     if not names:
         return None
     return f"it takes an AttentionMask and an attention_bias, not arrays; got an array as {names}"

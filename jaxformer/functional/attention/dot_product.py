@@ -1,14 +1,14 @@
 """Scaled dot-product attention: one head, and all heads with a choice of implementation."""
 
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.attention.blockwise import blockwise_attention, check_attention
+from jaxformer.functional.attention.blockwise import blockwise_attention
 from jaxformer.functional.attention.dispatch import Implementation, choose_implementation
 from jaxformer.functional.attention.heads import vectorize_heads, weights_shape
 from jaxformer.functional.attention.kernels import (
@@ -16,7 +16,12 @@ from jaxformer.functional.attention.kernels import (
     cudnn_attention,
     splash_attention,
 )
-from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask, materialize
+from jaxformer.functional.attention.lazy_masks import (
+    AttentionBias,
+    AttentionMask,
+    check_arrays,
+    materialize,
+)
 from jaxformer.functional.attention.scores import (
     Normalizer,
     attention_scores,
@@ -24,7 +29,7 @@ from jaxformer.functional.attention.scores import (
     resolve_scale,
 )
 from jaxformer.functional.linear import dropout
-from jaxformer.functional.matmul_precision import float32_matmul_operands
+from jaxformer.functional.matmul_precision import float32_matmul
 from jaxformer.functional.platforms import target_platform
 
 
@@ -77,22 +82,12 @@ def attend(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
     """
-    check_score_options(normalizer, logit_softcap, 0.0, None, sink)
-    weights = _head_weights(
-        query,
-        key,
-        mask,
-        bias,
-        sink,
-        scale=scale,
-        logit_softcap=logit_softcap,
-        normalizer=normalizer,
-    )
+    check_score_options(normalizer, logit_softcap, sinks=sink)
+    options: Any = dict(scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
+    weights = _head_weights(query, key, mask, bias, sink, **options)
     if dropout_multipliers is not None:
         weights = weights * dropout_multipliers.astype(jnp.float32)
-    operands = float32_matmul_operands(weights.astype(value.dtype), value)
-    output = jnp.matmul(*operands, preferred_element_type=jnp.float32)
-    return output.astype(query.dtype)
+    return float32_matmul(weights.astype(value.dtype), value).astype(query.dtype)
 
 
 @typechecked
@@ -180,37 +175,22 @@ def dot_product_attention(
         Agarwal et al., gpt-oss-120b & gpt-oss-20b Model Card, 2025. arXiv:2508.10925, section 2.2
         (sinks)
     """
-    if implementation not in get_args(Implementation):
-        raise ValueError(
-            f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
-        )
-    check_attention(
-        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
-    )
+    check_arrays(query, key, mask, bias)
+    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key, sinks)
     query, scale = resolve_scale(query, scale)
     request = AttentionRequest(mask, bias, logit_softcap, normalizer, dropout_rate)
+    options: Any = dict(scale=scale, logit_softcap=logit_softcap)
     lazy_mask, lazy_bias = cast(Any, mask), cast(Any, bias)
     match choose_implementation(query, key, value, implementation, request):
         case "blockwise":
-            return blockwise_attention(
-                query,
-                key,
-                value,
-                lazy_mask,
-                lazy_bias,
-                scale=scale,
-                logit_softcap=logit_softcap,
-                normalizer=normalizer,
-                dropout_rate=dropout_rate,
-                dropout_key=dropout_key,
-                sinks=sinks,
-            )
+            options |= dict(normalizer=normalizer, sinks=sinks)
+            options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
+            return blockwise_attention(query, key, value, lazy_mask, lazy_bias, **options)
         case "cudnn":
             return cudnn_attention(query, key, value, lazy_mask, scale=scale, sinks=sinks)
         case "splash":
-            options: Any = dict(scale=scale, logit_softcap=logit_softcap, sinks=sinks)
-            return splash_attention(query, key, value, lazy_mask, **options)
-    one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
+            return splash_attention(query, key, value, lazy_mask, sinks=sinks, **options)
+    one_head = partial(attend, normalizer=normalizer, **options)
     arrays: dict[str, Array | None] = {"value": value, "bias": materialize(bias), "sink": sinks}
     arrays["mask"] = materialize(mask, num_axes=query.ndim)
     if dropout_rate != 0.0:
@@ -263,7 +243,8 @@ def attention_weights(
     Raises:
         ValueError: Shapes do not fit, or an option is out of its range.
     """
-    check_attention(query, key, mask, bias, normalizer, logit_softcap, sinks=sinks)
+    check_arrays(query, key, mask, bias)
+    check_score_options(normalizer, logit_softcap, sinks=sinks)
     query, scale = resolve_scale(query, scale)
     one_head = partial(
         _head_weights, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer

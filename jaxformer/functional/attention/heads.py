@@ -79,10 +79,3 @@ def weights_shape(query: Array, key: Array) -> tuple[int, ...]:
     """Shape of the attention weights: (*batch, N, T, S)."""
     *batch, T, N, _ = query.shape
     return (*batch, N, T, key.shape[-3])
-
-
-def check_heads(query: Array, key: Array) -> None:
-    """Check that query heads are a multiple of key/value heads."""
-    N, K = query.shape[-2], key.shape[-2]
-    if K == 0 or N % K:
-        raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")

@@ -63,23 +63,18 @@ def cudnn_attention(
     query, scale = resolve_scale(query, scale)
     kernel_type = SegmentedCudnnKernel if takes_offsets() else CudnnKernel
     kernel = kernel_type(scale, causal, rule.window)
-    return _attend_flat_batch(kernel, query, key, value, mask, sinks)
+    return _attend_flat_batch(kernel, [query, key, value], mask, sinks)
 
 
 def _attend_flat_batch(
-    kernel: AttentionKernel,
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: AttentionMask | None,
-    sinks: Array | None,
+    kernel: AttentionKernel, heads: list[Array], mask: AttentionMask | None, sinks: Array | None
 ) -> Any:
     """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
-    flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in heads]
     sinks = None if sinks is None else finite_sinks(sinks)
-    kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3]), sinks
+    kernel_args = *flat_arrays, flat_segment_ids(mask, heads[0].shape[:-3]), sinks
     output = kernel_attention(kernel, *pvary_like(kernel_args, kernel_args))
-    return output.reshape(query.shape)
+    return output.reshape(heads[0].shape)
 
 
 def flat_segment_ids(mask: AttentionMask | None, batch: tuple[int, ...]) -> SegmentIds:
@@ -130,12 +125,11 @@ def splash_attention(
     (T, N, width), S = query.shape[-3:], key.shape[-3]
     rule = MaskRule() if mask is None else mask.rule
     query, scale = resolve_scale(query, scale)
-    query = query * scale
+    heads = [query * scale, key, value]
     if pad := -width % (LANES // 2):  # zeros add nothing to scores
-        padding = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
-        query, key, value = (jnp.pad(x, padding) for x in (query, key, value))
+        heads = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]) for x in heads]
     kernel = SplashKernel(N, T, S, rule, logit_softcap, interpret)
-    return _attend_flat_batch(kernel, query, key, value, mask, sinks)[..., :width]
+    return _attend_flat_batch(kernel, heads, mask, sinks)[..., :width]
 
 
 @dataclass(frozen=True)
@@ -155,12 +149,7 @@ class SplashKernel(AttentionKernel):
         return _make_splash_kernel(self)
 
     def __call__(
-        self,
-        static_arrays: Any,
-        query: Float[Array, "B N T H"],
-        key: Float[Array, "B K S H"],
-        value: Float[Array, "B K S H"],
-        segments: SegmentIds,
+        self, static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds
     ) -> Float[Array, "B N T H"]:
         """Run splash attention."""
         from jax.experimental.pallas.ops.tpu import splash_attention as splash
@@ -179,21 +168,14 @@ def _make_splash_kernel(options: SplashKernel) -> Any:
     mask: Any = splash.CausalMask((T, S)) if rule.causal else splash.FullMask((T, S))
     if rule.window is not None:
         mask = splash.LocalMask((T, S), window_size=(rule.window - 1, lookahead), offset=0)
-    block_q, block_kv = (math.gcd(512, n) for n in (T, S))
-    sizes = splash.BlockSizes(
-        block_q=block_q,
-        block_kv=block_kv,
-        block_kv_compute=block_kv,
-        block_q_dkv=block_q,
-        block_kv_dkv=block_kv,
-        block_kv_dkv_compute=block_kv,
-        block_q_dq=block_q,
-        block_kv_dq=block_kv,
-    )
+    of_queries = "block_q", "block_q_dkv", "block_q_dq"
+    of_keys = "block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute", "block_kv_dq"
+    sizes: Any = dict.fromkeys(of_queries, math.gcd(512, T))
+    sizes |= dict.fromkeys(of_keys, math.gcd(512, S))
     kernel = run_outside_traces(
         splash.make_splash_mha_single_device,
         splash.MultiHeadMask([mask] * options.num_heads),
-        block_sizes=sizes,
+        block_sizes=splash.BlockSizes(**sizes),
         attn_logits_soft_cap=options.logit_softcap,
         interpret=options.interpret,
     )
@@ -237,17 +219,14 @@ def cudnn_unsupported_reason(
         )
     if request.logit_softcap is not None:
         return f"it has no soft cap; got logit_softcap {request.logit_softcap}"
-    lengths = query.shape[-3], value.shape[-3]
-    if any(length % 2 for length in lengths):
-        return f"its gradient is of even lengths; got {lengths[0]} and {lengths[1]}"
-    if (
-        reason := _common_unsupported_reason(query, value, request)
-    ) is not None or request.mask is None:
-        return reason
-    rule = request.mask.rule
-    if rule.window is not None and rule.lookahead > 0 and not rule.causal:
+    T, S = query.shape[-3], value.shape[-3]
+    if T % 2 or S % 2:
+        return f"its gradient is of even lengths; got {T} and {S}"
+    reason = _common_unsupported_reason(query, value, request)
+    rule = getattr(request.mask, "rule", MaskRule())
+    if reason is None and rule.lookahead > 0 and not rule.causal:
         return f"its windows end with the query's token; got a lookahead of {rule.lookahead}"
-    return None
+    return reason
 
 
 def dtype_names(*arrays: ArrayOrShape) -> str:
@@ -263,11 +242,9 @@ def splash_unsupported_reason(
         return f"it runs on TPUs, and this is a {platform}"
     if (dtypes := dtype_names(query, key, value)) not in ("bfloat16", "float32"):
         return f"it computes in bfloat16 or float32; got {dtypes}"
-    if query.shape[-3] % LANES or value.shape[-3] % LANES:
-        return (
-            f"lengths are multiples of {LANES}; got {query.shape[-3]} queries and "
-            f"{value.shape[-3]} keys"
-        )
+    T, S = query.shape[-3], value.shape[-3]
+    if T % LANES or S % LANES:
+        return f"lengths are multiples of {LANES}; got {T} queries and {S} keys"
     if query.shape[-1] > 2 * LANES:
         return f"heads have at most {2 * LANES} features; got {query.shape[-1]}"
     return _common_unsupported_reason(query, value, request)
@@ -281,24 +258,16 @@ def _common_unsupported_reason(
         return "in its program no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
     if value.shape[-1] != query.shape[-1]:
         return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
-    mask = request.mask
-    if mask is not None and not (
-        isinstance(mask, AttentionMask)
-        and mask.rule.contiguous_positions
-        and mask.rule.block_sparse is None
-    ):
-        mask_description = (
-            type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)
-        )
+    T, S, mask = query.shape[-3], value.shape[-3], request.mask
+    rule = getattr(mask, "rule", None)
+    is_simple = rule is not None and rule.contiguous_positions and rule.block_sparse is None
+    if mask is not None and not is_simple:
         return (
             "it counts tokens itself; the mask must be an AttentionMask whose rule is contiguous; "
-            f"got {mask_description}"
+            f"got {type(mask).__name__ if rule is None else rule}"
         )
-    if mask is not None and query.shape[-3] != value.shape[-3]:
-        return (
-            "queries in order are the keys' tokens; got "
-            f"{query.shape[-3]} queries and {value.shape[-3]} keys"
-        )
+    if mask is not None and T != S:
+        return f"queries in order are the keys' tokens; got {T} queries and {S} keys"
     if request.bias is not None:
         return "it adds nothing to the scores; got a bias"
     if request.normalizer != "softmax":

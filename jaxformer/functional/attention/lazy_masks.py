@@ -208,9 +208,11 @@ def attention_bias(
 TOKENS_OR_HEADS = {"query": "queries", "key": "keys", "head": "query heads"}
 
 
-def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
-    """Check that a lazy mask and bias have one entry per query, key and head."""
-    (T, N), S = query.shape[-3:-1], key.shape[-3]
+def check_arrays(query: Array, key: Array, mask: Any, bias: Any) -> None:
+    """Check the heads, and that a lazy mask and bias have one entry per query, key and head."""
+    (T, N), (S, K) = query.shape[-3:-1], key.shape[-3:-1]
+    if K == 0 or N % K:
+        raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")
     for mask_or_bias in (mask, bias):
         if not isinstance(mask_or_bias, AttentionMask | AttentionBias):
             continue
@@ -227,18 +229,14 @@ def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
         for attribute, count in lengths.items():
             numbers = getattr(mask_or_bias, attribute)
             if numbers is not None and numbers.shape[-1] != count:
+                what = TOKENS_OR_HEADS[attribute.partition("_")[0]]
                 raise ValueError(
-                    f"{name}.{attribute} has a number for each of {count} "
-                    f"{TOKENS_OR_HEADS[attribute.partition('_')[0]]}; got shape "
+                    f"{name}.{attribute} has a number for each of {count} {what}; got shape "
                     f"{numbers.shape}."
                 )
         if isinstance(mask_or_bias, AttentionBias):
-            pairs = zip(
-                jax.tree.leaves(mask_or_bias.params),
-                mask_or_bias.bias_function.head_axes,
-                strict=True,
-            )
-            for array, axis in pairs:
+            head_axes = mask_or_bias.bias_function.head_axes
+            for array, axis in zip(jax.tree.leaves(mask_or_bias.params), head_axes, strict=True):
                 if axis is not None and array.shape[axis] != N:
                     raise ValueError(
                         f"{name}.params have a number for each of {N} query heads along axis "

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.scores import Normalizer, attention_scores
-from jaxformer.functional.matmul_precision import float32_matmul_operands
+from jaxformer.functional.matmul_precision import float32_matmul
 
 NEG_INF = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
 
@@ -73,8 +73,7 @@ def partial_attention(
     denominator = jnp.sum(weights, axis=-1)
     if dropout_multipliers is not None:
         weights = weights * dropout_multipliers.astype(jnp.float32)
-    operands = float32_matmul_operands(weights.astype(value.dtype), value)
-    numerator = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+    numerator = float32_matmul(weights.astype(value.dtype), value)
     return PartialAttention(numerator, denominator, max_score)
 
 
@@ -172,6 +171,5 @@ def finish_partial_attention(partial: PartialAttention) -> Float32[Array, "*batc
     Returns:
         The mean values.
     """
-    return (
-        partial.numerator / jnp.where(partial.denominator > 0, partial.denominator, 1.0)[..., None]
-    )
+    denominator = jnp.where(partial.denominator > 0, partial.denominator, 1.0)
+    return partial.numerator / denominator[..., None]

@@ -145,22 +145,16 @@ def relative_position_buckets(
     if max_distance <= num_exact_buckets:
         raise ValueError(
             f"max_distance must exceed the {num_exact_buckets} distances that have a bucket of "
-            "their own; "
-            f"got {max_distance}."
+            f"their own; got {max_distance}."
         )
     num_log_buckets = n - num_exact_buckets
-    edges = [  # the first distance d with (d / exact) ** wide >= (max_distance / exact) ** k
-        bisect.bisect_left(
-            range(max_distance),
-            num_exact_buckets ** (num_log_buckets - k) * max_distance**k,
-            key=lambda d: d**num_log_buckets,
-        )
-        for k in range(1, num_log_buckets)
-    ]
     relative_positions = relative_positions.astype(jnp.int32)
     distance = jnp.abs(relative_positions) if bidirectional else -jnp.minimum(relative_positions, 0)
     bucket = jnp.minimum(distance, num_exact_buckets)
-    for edge in edges:
+    for k in range(1, num_log_buckets):
+        # The first distance d with (d / exact) ** wide >= (max_distance / exact) ** k.
+        power = num_exact_buckets ** (num_log_buckets - k) * max_distance**k
+        edge = bisect.bisect_left(range(max_distance), power, key=lambda d: d**num_log_buckets)
         bucket += (distance >= edge).astype(jnp.int32)
     return bucket + n * (relative_positions > 0).astype(jnp.int32) if bidirectional else bucket
 
@@ -317,16 +311,10 @@ def transformer_xl_bias(
     *batch, _, _, _ = query.shape
     length = key_positions.shape[-1]
     least = 1 - length if bidirectional else 0
-    waves = sinusoidal_positions(
-        jnp.arange(least, length), kernel.shape[0], base=base, layout="halves"
-    )
-    by_distance = jnp.einsum(
-        "...tnh,dnh,cd->...ntc",
-        query.astype(jnp.float32),
-        kernel.astype(jnp.float32),
-        waves,
-        optimize="optimal",
-    )
+    distances = jnp.arange(least, length)
+    waves = sinusoidal_positions(distances, kernel.shape[0], base=base, layout="halves")
+    query, kernel = (x.astype(jnp.float32) for x in (query, kernel))
+    by_distance = jnp.einsum("...tnh,dnh,cd->...ntc", query, kernel, waves, optimize="optimal")
     queries, keys = broadcast_pairs(query_positions, key_positions)
     distance = queries - keys
     distance = jnp.broadcast_to(distance, (*batch, *distance.shape[-2:]))[..., None, :, :]

@@ -13,7 +13,6 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.blockwise import (
     BLOCKWISE_REMAT_NAME,
     DEFAULT_BLOCK_SIZE,
-    check_attention,
     from_head_groups,
     head_group_attention,
     map_head_groups,
@@ -21,7 +20,7 @@ from jaxformer.functional.attention.blockwise import (
     to_head_groups,
 )
 from jaxformer.functional.attention.blockwise_gradient import cast_gradients, head_group_gradient
-from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask, check_arrays
 from jaxformer.functional.attention.online_softmax import (
     NEG_INF,
     PartialAttention,
@@ -30,7 +29,7 @@ from jaxformer.functional.attention.online_softmax import (
     log_denominator,
     sinks_gradient,
 )
-from jaxformer.functional.attention.scores import Normalizer, resolve_scale
+from jaxformer.functional.attention.scores import Normalizer, check_score_options, resolve_scale
 from jaxformer.functional.attention.tiles import (
     KEY_FIELDS,
     BlockwiseOptions,
@@ -60,7 +59,7 @@ def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
         Positions, so that ``x[zigzag_order(len(x), devices)]`` can be sharded evenly.
 
     Raises:
-        ValueError: The length is not a multiple of twice the number of devices.
+        ValueError: There is no device, or the length is not a multiple of twice their number.
 
     Example:
         >>> from jaxformer import functional as F
@@ -70,6 +69,8 @@ def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
     References:
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.3.2
     """
+    if devices < 1:
+        raise ValueError(f"devices must be at least 1; got {devices}.")
     if devices == 1:
         return np.arange(length)
     if length % (2 * devices):
@@ -135,25 +136,18 @@ def ring_attention(
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
         Context, 2023. arXiv:2310.01889, section 3
     """
-    check_attention(
-        query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key, sinks
-    )
+    check_arrays(query, key, mask, bias)
+    check_score_options(normalizer, logit_softcap, dropout_rate, dropout_key, sinks)
     query, scale = resolve_scale(query, scale)
-    blockwise_options = BlockwiseOptions(
-        scale=scale,
-        logit_softcap=logit_softcap,
-        normalizer=normalizer,
-        dropout_rate=dropout_rate,
-        block_sizes=(_block_size(query.shape[-3]), _block_size(key.shape[-3])),
-        num_keys=key.shape[-3],
-        keep_float32=True,
+    T, S = query.shape[-3], key.shape[-3]
+    sizes = _block_size(T), _block_size(S)
+    blockwise = BlockwiseOptions(
+        scale, logit_softcap, normalizer, dropout_rate, sizes, S, keep_float32=True
     )
     if dropout_key is not None:
         dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(axis_name))
-    groups = to_head_groups(
-        blockwise_options, query, key, value, mask, bias, dropout_key, axis_name
-    )
-    options = RingOptions(blockwise_options, axis_name, key.shape[-2], value is key)
+    groups = to_head_groups(blockwise, query, key, value, mask, bias, dropout_key, axis_name)
+    options = RingOptions(blockwise, axis_name, key.shape[-2], value is key)
     key_positions = _gather_key_positions(options, groups)
     grouped_sinks = split_sinks(sinks, groups, key.shape[-2])
     return from_head_groups(_ring(options, groups, key_positions, grouped_sinks), query, key)
@@ -165,14 +159,10 @@ def _block_size(length: int) -> int:
     A tile across both parts would span all positions between, so that no mask could skip it. If no
     such size divides the length well, tiles do cross.
     """
-    max_size, zigzag_part = (
-        min(DEFAULT_BLOCK_SIZE[target_platform()], length),
-        length // 2 if length % 2 == 0 else length,
-    )
-    divisors = (
-        n for n in range(min(max_size, zigzag_part), max_size // 8, -1) if zigzag_part % n == 0
-    )
-    return next(divisors, max_size)
+    max_size = min(DEFAULT_BLOCK_SIZE[target_platform()], length)
+    zigzag_part = length // 2 if length % 2 == 0 else length
+    sizes = range(min(max_size, zigzag_part), max_size // 8, -1)
+    return next((size for size in sizes if zigzag_part % size == 0), max_size)
 
 
 class RingOptions(NamedTuple):
@@ -202,17 +192,15 @@ def _with_remote_keys(
 ) -> HeadGroup:
     """Replace keys, values and key positions of the `HeadGroup`s by those of another device."""
     key, value = payload
-    positions = jax.tree.map(
-        lambda x: jnp.repeat(x[owner], options.num_kv_heads, axis=0), key_positions
-    )
-    replacements = {
-        name: getattr(groups, name)._replace(**fields) for name, fields in positions.items()
-    }
-    if groups.dropout_key is not None:
-        replacements["dropout_key"] = jax.vmap(lambda k: jax.random.fold_in(k, owner))(
-            groups.dropout_key
-        )
-    return groups._replace(key=key, value=key if options.key_is_value else value, **replacements)
+    groups = groups._replace(key=key, value=key if options.key_is_value else value)
+    heads = options.num_kv_heads
+    positions = jax.tree.map(lambda x: jnp.repeat(x[owner], heads, axis=0), key_positions)
+    for name, fields in positions.items():  # of mask and bias
+        groups = groups._replace(**{name: getattr(groups, name)._replace(**fields)})
+    if groups.dropout_key is None:
+        return groups
+    folded = jax.vmap(jax.random.fold_in, in_axes=(0, None))(groups.dropout_key, owner)
+    return groups._replace(dropout_key=folded)
 
 
 def _shift_ring(axis_name: str, x: Any) -> Any:
@@ -251,15 +239,10 @@ def _forward(
     device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
 
     def attend_remote(payload: Any, owner: Array) -> OutputAndLse:
-        return map_head_groups(
-            head_group_attention,
-            options.blockwise,
-            _with_remote_keys(options, groups, key_positions, payload, owner),
-        )
+        remote_groups = _with_remote_keys(options, groups, key_positions, payload, owner)
+        return map_head_groups(head_group_attention, options.blockwise, remote_groups)
 
-    def step(
-        carry: tuple[OutputAndLse, Any], step_index: Array
-    ) -> tuple[tuple[OutputAndLse, Any], None]:
+    def step(carry: Any, step_index: Array) -> tuple[Any, None]:
         partial, payload = carry
         next_payload = _shift_ring(options.axis_name, payload)  # while this device works
         remote = attend_remote(payload, (device + step_index) % devices)
@@ -297,23 +280,18 @@ def _backward(
         gradients = map_head_groups(
             head_group_gradient, options.blockwise, remote_groups, output, lse, d_output
         )
-        key_value_gradients = (
-            (gradients.key + gradients.value,)
-            if options.key_is_value
-            else (gradients.key, gradients.value)
-        )
+        key_value_gradients = [gradients.key, gradients.value]
+        if options.key_is_value:
+            key_value_gradients = [gradients.key + gradients.value]
         return (gradients.query, gradients.bias), key_value_gradients
 
     def step(carry: Any, step_index: Array) -> tuple[Any, None]:
         local_gradients, payload, key_value_gradients = carry
-        next_payload, key_value_gradients = _shift_ring(
-            options.axis_name, (payload, key_value_gradients)
-        )  # while this device works
+        # While this device works.
+        next_payload, received = _shift_ring(options.axis_name, (payload, key_value_gradients))
         gradients = remote_gradient(payload, (device + step_index) % devices)
-        local_gradients, key_value_gradients = jax.tree.map(
-            jnp.add, (local_gradients, key_value_gradients), gradients
-        )
-        return (local_gradients, next_payload, key_value_gradients), None
+        local_gradients, total = jax.tree.map(jnp.add, (local_gradients, received), gradients)
+        return (local_gradients, next_payload, total), None
 
     payload = _ring_payload(options, groups)
     local_gradients, key_value_gradients = remote_gradient(payload, device)

@@ -1,6 +1,6 @@
 """Attention scores of one head, their scale, and checks of the score options."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Float32, PRNGKeyArray
 from jaxformer.functional.activations import soft_cap
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.linear import check_dropout, check_static
-from jaxformer.functional.matmul_precision import float32_matmul_operands
+from jaxformer.functional.matmul_precision import float32_matmul
 
 Normalizer = Literal["softmax", "relu"]
 
@@ -39,9 +39,7 @@ def attention_scores(
     """
     if isinstance(scale, jax.Array):
         scale = scale.astype(jnp.float32)
-    scores = scale * jnp.matmul(
-        *float32_matmul_operands(query, key.T), preferred_element_type=jnp.float32
-    )
+    scores = scale * float32_matmul(query, key.T)
     if logit_softcap is not None:
         scores = soft_cap(scores, logit_softcap)
     return scores if bias is None else scores + bias.astype(jnp.float32)
@@ -65,13 +63,11 @@ def resolve_scale(
 def check_score_options(
     normalizer: Normalizer,
     logit_softcap: float | None,
-    dropout_rate: float,
-    dropout_key: PRNGKeyArray | None,
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
     sinks: Array | None = None,
 ) -> None:
-    """Check normalizer, soft cap, dropout and sinks of an attention call."""
-    if normalizer not in get_args(Normalizer):
-        raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
+    """Check soft cap, dropout and sinks of an attention call."""
     if sinks is not None and normalizer != "softmax":
         raise ValueError(f'sinks need normalizer="softmax"; got {normalizer!r}.')
     check_static("logit_softcap", logit_softcap)

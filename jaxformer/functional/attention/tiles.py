@@ -1,6 +1,6 @@
 """Tiles of blockwise attention: slicing, block mask, tile mask and tile bias."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -70,9 +70,8 @@ def slice_query_tile(
 
 def slice_key_tile(options: BlockwiseOptions, group: HeadGroup, index: Int[Array, ""]) -> KeyTile:
     """Slice the key tile of this index."""
-    key, value, positions = slice_block(
-        (group.key, group.value, position_fields(group, KEY_FIELDS)), index, options.block_sizes[1]
-    )
+    arrays = group.key, group.value, position_fields(group, KEY_FIELDS)
+    key, value, positions = slice_block(arrays, index, options.block_sizes[1])
     return KeyTile(key, value, positions, index)
 
 
@@ -93,38 +92,29 @@ def position_fields(group: HeadGroup, names: tuple[str, ...]) -> dict[str, Any]:
 
 def compute_block_mask(options: BlockwiseOptions, group: HeadGroup) -> Bool[Array, "rows columns"]:
     """Return the block mask: False for blocks without any visible pair, by min and max position."""
-    counts = (
-        group.query.shape[-2] // options.block_sizes[0],
-        group.key.shape[-2] // options.block_sizes[1],
-    )
-    block_mask = jnp.ones(counts, bool)
-    if group.mask is None:
+    (block_q, block_k), mask = options.block_sizes, group.mask
+    block_mask = jnp.ones((group.query.shape[-2] // block_q, group.key.shape[-2] // block_k), bool)
+    if mask is None:
         return block_mask
 
-    def min_max_per_block(x: Int[Array, " T"], block: int, axis: int) -> tuple[Array, Array]:
-        blocks = x.reshape(-1, block)
-        least, greatest = jnp.min(blocks, axis=-1), jnp.max(blocks, axis=-1)
-        return jnp.expand_dims(least, axis), jnp.expand_dims(greatest, axis)
+    def extremes(queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Iterator[Array]:
+        """Yield the least and the greatest number of each query block, then of each key block."""
+        for x, block, axis in ((queries, block_q, 1), (keys, block_k, 0)):
+            blocks = x.reshape(-1, block)
+            least, greatest = jnp.min(blocks, axis=-1), jnp.max(blocks, axis=-1)
+            yield from (jnp.expand_dims(least, axis), jnp.expand_dims(greatest, axis))
 
-    rule = group.mask.rule
-    query_min, query_max = min_max_per_block(group.mask.query_positions, options.block_sizes[0], 1)
-    key_min, key_max = min_max_per_block(group.mask.key_positions, options.block_sizes[1], 0)
+    rule = mask.rule
+    query_min, query_max, key_min, key_max = extremes(mask.query_positions, mask.key_positions)
     if rule.causal:
         block_mask &= key_min <= query_max
     if rule.window is not None:
         block_mask &= (key_max > query_min - rule.window) & (key_min <= query_max + rule.lookahead)
-    if group.mask.query_segments is not None and group.mask.key_segments is not None:
-        query_segment_min, query_segment_max = min_max_per_block(
-            group.mask.query_segments, options.block_sizes[0], 1
-        )
-        key_segment_min, key_segment_max = min_max_per_block(
-            group.mask.key_segments, options.block_sizes[1], 0
-        )
-        block_mask &= (key_segment_min <= query_segment_max) & (
-            key_segment_max >= query_segment_min
-        )
-    if rule.block_sparse is not None and group.mask.head_shifts is not None:
-        pattern, shifts = rule.block_sparse, group.mask.head_shifts[:, None]
+    if mask.query_segments is not None and mask.key_segments is not None:
+        query_first, query_last, first, last = extremes(mask.query_segments, mask.key_segments)
+        block_mask &= (first <= query_last) & (last >= query_first)
+    if rule.block_sparse is not None and mask.head_shifts is not None:
+        pattern, shifts = rule.block_sparse, mask.head_shifts[:, None]
         first, last = key_min // pattern.block_size, key_max // pattern.block_size
         # A multiple of the stride lies between: a block whose number, shifted, is one.
         is_remote = (last + shifts + 1) // pattern.stride > (first + shifts) // pattern.stride
@@ -153,23 +143,19 @@ def compute_tile_mask(
     options: BlockwiseOptions, group: HeadGroup, query_tile: QueryTile, key_tile: KeyTile
 ) -> TileMask:
     """Compute the mask and dropout multipliers of one tile."""
-    shape = *query_tile.query.shape[:-1], options.block_sizes[1]
+    size = options.block_sizes[1]
+    shape = *query_tile.query.shape[:-1], size
     mask, dropout_multipliers = None, None
     if group.mask is not None:
-        mask = group.mask._replace(
-            **query_tile.positions["mask"], **key_tile.positions["mask"]
-        ).materialize()
-    if options.num_keys % options.block_sizes[1]:
-        is_key = (
-            jnp.arange(options.block_sizes[1]) + key_tile.tile_index * options.block_sizes[1]
-            < options.num_keys
-        )
+        positions = query_tile.positions["mask"] | key_tile.positions["mask"]
+        mask = group.mask._replace(**positions).materialize()
+    if options.num_keys % size:
+        is_key = jnp.arange(size) + key_tile.tile_index * size < options.num_keys
         is_key = jnp.broadcast_to(is_key, shape[-2:] if mask is None else mask.shape)
         mask = is_key if mask is None else mask & is_key
     if group.dropout_key is not None:
-        tile_key = jax.random.fold_in(
-            jax.random.fold_in(group.dropout_key, query_tile.tile_index), key_tile.tile_index
-        )
+        tile_key = jax.random.fold_in(group.dropout_key, query_tile.tile_index)
+        tile_key = jax.random.fold_in(tile_key, key_tile.tile_index)
         dropout_multipliers = dropout(jnp.ones(shape, jnp.float32), options.dropout_rate, tile_key)
     return TileMask(mask, dropout_multipliers)
 
@@ -180,8 +166,5 @@ def compute_tile_bias(
     """Compute the bias of one tile."""
     if bias is None:
         return None
-    positions = (
-        query_tile.positions["bias"]["query_positions"],
-        key_tile.positions["bias"]["key_positions"],
-    )
-    return bias.bias_function(bias.params, *positions).astype(jnp.float32)
+    positions = query_tile.positions["bias"] | key_tile.positions["bias"]
+    return bias.bias_function(bias.params, **positions).astype(jnp.float32)

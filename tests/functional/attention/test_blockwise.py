@@ -320,7 +320,7 @@ def test_each_block_of_each_head_of_each_row_drops_its_own(options, where):
 WRONG = {
     "dropout without a key": (dict(dropout_rate=0.1), "rate 0.1 needs a random key"),
     "all dropped": (dict(dropout_rate=1.0), r"rate must be in \[0, 1\); got 1.0"),
-    "an unknown normalizer": (dict(normalizer="softmx"), "normalizer must be in .* got 'softmx'"),
+    "an unknown normalizer": (dict(normalizer="softmx"), "normalizer must be one of .*'softmx'"),
     "no room for scores": (dict(logit_softcap=0.0), "logit_softcap must be positive; got 0.0"),
 }
 

@@ -708,7 +708,6 @@ def test_shapes_that_do_not_fit_are_named(arrays, message, no_checks_of_annotati
         ({"dropout_rate": 1.0}, r"\[0, 1\); got 1.0"),
         ({"dropout_rate": -0.5}, r"\[0, 1\); got -0.5"),
         ({"dropout_rate": 0.5}, "0.5 needs a random key"),
-        ({"implementation": "flash"}, r"in \('auto', 'xla', .*\); got 'flash'"),
     ],
 )
 def test_options_out_of_range_are_named(options, message):
@@ -716,10 +715,12 @@ def test_options_out_of_range_are_named(options, message):
         unchecked(F.dot_product_attention)(*shapes(), **options)
 
 
-def test_an_unknown_normalizer_is_named(no_checks_of_annotations):
-    x = jnp.ones((2, 3))
-    with pytest.raises(ValueError, match=r"in \('softmax', 'relu'\); got 'sigmoid'"):
-        unchecked(F.attend)(x, x, x, scale=1.0, normalizer="sigmoid")
+def test_unknown_words_are_named(no_checks_of_annotations):
+    x = jnp.ones((2, 3, 4))
+    with pytest.raises(ValueError, match=r"normalizer .* one of \('softmax', 'relu'\); got 'tanh'"):
+        F.attend(x[0], x[0], x[0], scale=1.0, normalizer="tanh")
+    with pytest.raises(ValueError, match=r"implementation .* one of \('auto', .*\); got 'flash'"):
+        F.dot_product_attention(x, x, x, implementation="flash")
 
 
 def test_weights_of_rules_are_those_of_their_arrays():

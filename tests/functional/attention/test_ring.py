@@ -305,3 +305,8 @@ def test_in_ring_order_the_work_is_the_same_on_all_devices(monkeypatch, arrays):
         np.testing.assert_array_equal(counts[name], tiles_seen(order))
     np.testing.assert_array_equal(counts["ring"], [2 * DEVICES + 1] * DEVICES)
     np.testing.assert_array_equal(counts["plain"], 3 + 4 * np.arange(DEVICES))
+
+
+def test_zigzag_order_is_of_one_device_or_more():
+    with pytest.raises(ValueError, match="devices must be at least 1; got 0"):
+        F.zigzag_order(8, 0)
