@@ -32,19 +32,15 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
     encoder = config.encoder_config
     if isinstance(topology, c.EncoderDecoder):
         depth = max(depth, topology.num_encoder_layers)
-    attention, branches = (
-        _canonical_attention(config.attention, depth),
-        _layer_cycle(config.feed_forward, depth),
-    )
+    attention = _canonical_attention(config.attention, depth)
+    branches = _layer_cycle(config.feed_forward, depth)
     if isinstance(topology, c.EncoderDecoder):
-        encoder_layers = (
-            _canonical_attention(encoder.attention, depth),
-            _layer_cycle(encoder.feed_forward, depth),
-        )
+        encoder_attention = _canonical_attention(encoder.attention, depth)
+        encoder_branches = _layer_cycle(encoder.feed_forward, depth)
         topology = replace(
             topology,
-            attention=None if encoder_layers[0] == attention else encoder_layers[0],
-            feed_forward=None if encoder_layers[1] == branches else encoder_layers[1],
+            attention=None if encoder_attention == attention else encoder_attention,
+            feed_forward=None if encoder_branches == branches else encoder_branches,
         )
     placements = _layer_cycle(config.norm_placements, depth)
     return replace(
@@ -119,13 +115,8 @@ def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:
     if dataclasses.is_dataclass(expected) and type(expected) is type(actual):
         lines = []
         for field in dataclasses.fields(expected):
-            expected_value, actual_value = (
-                getattr(expected, field.name),
-                getattr(actual, field.name),
-            )
-            lines += config_differences(
-                expected_value, actual_value, f"{path}.{field.name}" if path else field.name
-            )
+            pair = getattr(expected, field.name), getattr(actual, field.name)
+            lines += config_differences(*pair, f"{path}.{field.name}" if path else field.name)
         return lines
     if isinstance(expected, tuple) and isinstance(actual, tuple) and len(expected) == len(actual):
         return [

@@ -89,6 +89,10 @@ class ConfigReader:
         self.names_read.add(name)
         return self.values.get(name, default)
 
+    def mark_read(self) -> None:
+        """Mark all attributes as read, of an object without effect."""
+        self.names_read |= set(self.values)
+
     def add_problem(self, name: str, reason: str) -> None:
         """Record that an attribute is not supported."""
         self.names_read.add(name)
@@ -128,6 +132,10 @@ class ConfigReader:
         is_null = name in self.values and self.values[name] is None
         return self._typed(name, None if is_null and default else default, bool, False)
 
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string; absence and null give the default, or a problem without one."""
+        return self._typed(name, default, str, "")
+
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         """Return an integer or None for null; only absence gives the default."""
         return self.integer(name, default) if self.get(name, default) is not None else None
@@ -158,16 +166,18 @@ class ConfigReader:
 
     def section(self, name: str) -> "ConfigReader | None":
         """Return a reader of the object under a name, or None if it is absent or empty."""
-        value = self.get(name)
-        if not value:
-            return None
-        if not isinstance(value, dict):
+        inner = self.part(name)
+        return inner if inner.values else None
+
+    def part(self, name: str) -> "ConfigReader":
+        """Return a reader of the object under a name, of no attributes if it is absent."""
+        value, path = self.get(name), f"{self.path}{name}."
+        if not isinstance(value, dict | None):
             self.add_problem(name, "expected an object.")
-            return None
         for known in self._sections:
-            if known.path == f"{self.path}{name}.":
+            if known.path == path:
                 return known
-        inner = ConfigReader(value, path=f"{self.path}{name}.")
+        inner = ConfigReader(value if isinstance(value, dict) else {}, path=path)
         self._sections.append(inner)
         return inner
 

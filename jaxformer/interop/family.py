@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
 FURTHER_LAYER_FIELDS = "num_nextn_predict_layers", "num_mtp_layers"  # 1 by default
+OLD_AND_NEW_PREFIX = (r"^language_model\.", ""), (r"^model\.language_model\.", "model.")
 INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # RoPE frequencies in many checkpoints
 
 
@@ -95,3 +96,40 @@ class Family:
             if num_layers <= int(layer[1]) < num_layers + further:
                 return True
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)
+
+
+def with_images(
+    text: Family,
+    tied: Callable[[ConfigReader, bool], bool],
+    *,
+    unused: tuple[str, ...],
+    modules: str,
+    key_renames: tuple[tuple[str, str], ...] = ((r"^model\.language_model\.", "model."),),
+) -> Family:
+    """The family of models that also read images: the text model is read, and written alone.
+
+    Args:
+        text: The family of the text model.
+        tied: Function from the whole config.json, and whether the text model's head is tied, to
+            whether the head is.
+        unused: Fields of the other modules.
+        modules: Pattern of the names of their tensors.
+        key_renames: As in `Family`.
+    """
+
+    def read(reader: ConfigReader) -> c.TransformerConfig:
+        for name in unused:
+            reader.get(name)
+        config = text.read(reader.part("text_config"))
+        head = replace(config.head, tied=tied(reader, config.head.tied))
+        return replace(config, head=head, model_type=text.model_type)
+
+    return replace(
+        text,
+        model_type=text.model_type.removesuffix("_text"),
+        architecture=text.architecture.replace("CausalLM", "ConditionalGeneration"),
+        read=read,
+        write=lambda config: None,
+        ignored_tensors=(*text.ignored_tensors, modules),
+        key_renames=key_renames,
+    )

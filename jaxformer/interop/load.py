@@ -205,8 +205,8 @@ def build_config(
         file_note = f" The file has {', '.join(related)}." if related else ""
         raise ValueError(f"{where}: {error}{file_note}") from error
     reader.check(str(where), ignore, hint=remedy)
-    text = values.get("text_config") or values  # of models that also read images
-    length = text.get("max_position_embeddings")
+    text = values.get("text_config")  # of models that also read images
+    length = (text if isinstance(text, dict) else values).get("max_position_embeddings")
     return replace(
         config,
         model_type=config.model_type or family.model_type,

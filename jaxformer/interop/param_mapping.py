@@ -92,6 +92,11 @@ class ParamMapping:
         return next((row.hf_name for row in self.top_level if row.param_paths == (path,)), None)
 
 
+def decoder_mapping(top_level: Iterable[MappingRule], *layer: MappingRule) -> ParamMapping:
+    """The mapping of a decoder: rules outside the layers, and those of a layer."""
+    return ParamMapping(top_level=tuple(top_level), stacks={"decoder": layer})
+
+
 class ParamSlice(NamedTuple):
     """A parameter path and the leading index of the slice."""
 

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop import transforms as t
+from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.load import Pretrained
 from jaxformer.interop.param_mapping import EMBEDDING_PATH, TensorMapping, expand_mapping
 from jaxformer.interop.parameter_shapes import parameter_shapes
@@ -28,21 +29,22 @@ from jaxformer.layers.runtime import target_name
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# Fields of adapter_config.json that change the outputs, with the values that change nothing.
+# Fields of adapter_config.json that change the outputs, unless null or of these values.
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, []),
-    "layer_replication": (None, []),
-    "use_qalora": (None, False),
-    "alora_invocation_tokens": (None, []),
-    "lora_bias": (None, False),
-    "megatron_config": (None, {}),
-    "exclude_modules": (None, []),
+    "modules_to_save": ([],),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([],),
+    "layer_replication": ([],),
+    "use_qalora": (False,),
+    "alora_invocation_tokens": ([],),
+    "lora_bias": (False,),
+    "megatron_config": ({},),
+    "exclude_modules": ([],),
     # Others change the base model where PEFT loads them.
-    "init_lora_weights": (True, False, None, "gaussian"),
+    "init_lora_weights": (True, False, "gaussian"),
 }
+MERGE_HINT = "Else merge the adapter in PEFT, and load the whole model."
 
 
 class ModuleAdapter(NamedTuple):
@@ -194,29 +196,30 @@ def load_adapter(
         ValueError: The folder is damaged, its adapters are of another base model, or of a kind that
             is not supported.
     """
-    folder = Path(folder)
-    values = _read_settings(folder)
-    stated = _field(folder, values, "base_model_name_or_path", str, base_name or "")
+    path, folder = Path(folder) / ADAPTER_WEIGHTS, Path(folder)
+    settings = _read_settings(folder)
+    stated = settings.text("base_model_name_or_path", base_name or "")
     if base_name is not None and Path(stated).name != Path(base_name).name:
         raise ValueError(f"The adapters in {folder} are of {stated}; got the model {base_name}.")
     base = replace(config, adapter=None)
     check_parameters(base, params)
     modules = {m.name: m for m in adaptable_modules(base)}
-    by_module = _group_by_module(folder, _read_tensors(folder), modules)
-    scales, ranks = {}, []
-    for name, parts in by_module.items():
-        scales[name] = _scale(folder, values, name, len(parts["A"]))
-        ranks += [len(columns) for columns in _used_columns(folder, modules[name], parts)]
+    by_module = _group_by_module(path, modules)
+    scales = {name: _scale(settings, name, len(x["A"])) for name, x in by_module.items()}
+    rslora, dora = (settings.boolean(f"use_{name}", False) for name in ("rslora", "dora"))
+    dropout = settings.number("lora_dropout", 0.0)
+    settings.check(str(folder / ADAPTER_CONFIG), unread=False, hint=MERGE_HINT)
+    columns = {name: _used_columns(path, modules[name], x) for name, x in by_module.items()}
+    rank = max(1, *(len(used) for parts in columns.values() for used in parts))
     paths = [slot.path for name in by_module for slot in modules[name].mapping.slices]
     targets = {target_name(tuple(path.split("/")[:-1])) for path in paths}
-    rank, rslora = max(1, *ranks), _field(folder, values, "use_rslora", bool, False)
     lora = c.LoRA(
         rank=rank,
         alpha=next(iter(scales.values())) * (math.sqrt(rank) if rslora else rank),
         targets=tuple(sorted(targets)),
         rslora=rslora,
-        dora=_field(folder, values, "use_dora", bool, False),
-        dropout=_field(folder, values, "lora_dropout", float, 0.0),
+        dora=dora,
+        dropout=dropout,
     )
     adapted = replace(base, adapter=lora)
     filled = {
@@ -224,30 +227,33 @@ def load_adapter(
         for path, shape in parameter_shapes(adapted).items()
         if is_adapter(path)
     }
-    _check_magnitudes(folder, lora, filled, by_module, modules)
+    needed = {name for name, m in modules.items() if m.paths(MAGNITUDE)[0][0] in filled}
+    stored = {name for name, parts in by_module.items() if "magnitude" in parts}
+    if stored != needed:
+        raise ValueError(
+            f"{path} has lora_magnitude_vector in {len(stored)} of the {len(needed)} modules that "
+            f"need one with use_dora={dora}."
+        )
     for name, parts in by_module.items():
-        _fill_module(folder, filled, modules[name], parts, scales[name] / lora.scale)
+        _fill_module(filled, modules[name], parts, columns[name], scales[name] / lora.scale)
     arrays = flatten_dict(params, sep="/") | {path: jnp.asarray(x) for path, x in filled.items()}
     return Pretrained(adapted, unflatten_dict(arrays, sep="/"))
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> ConfigReader:
     """Read adapter_config.json, and refuse what would change the outputs."""
     path = folder / ADAPTER_CONFIG
-    values = read_json(path)
-    if values.get("peft_type") != "LORA":
-        raise ValueError(f"{path} has peft_type {values.get('peft_type')!r}; it must be LORA.")
+    settings = ConfigReader(read_json(path))
+    if settings.get("peft_type") != "LORA":
+        raise ValueError(f"{path} has peft_type {settings.get('peft_type')!r}; it must be LORA.")
     for name, neutral in WITHOUT_EFFECT.items():
-        if values.get(name, neutral[0]) not in neutral:
-            raise ValueError(
-                f"{path}: {name}={values[name]!r} is not supported; it must be {neutral[0]!r}."
-            )
-    return values
+        settings.require_value(name, *neutral)
+    settings.check(str(path), unread=False, hint=MERGE_HINT)
+    return settings
 
 
-def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Read the tensors of the adapters, which must be finite."""
-    path = folder / ADAPTER_WEIGHTS
     stored = files.read_header(path)
     for name, entry in stored.items():
         if entry.dtype not in files.FLOAT_DTYPES:
@@ -340,7 +346,7 @@ def _short_names(chosen: list[ModuleAdapter], modules: list[ModuleAdapter]) -> l
 
 
 def _group_by_module(
-    folder: Path, tensors: Mapping[str, np.ndarray], modules: Mapping[str, ModuleAdapter]
+    path: Path, modules: Mapping[str, ModuleAdapter]
 ) -> dict[str, dict[str, np.ndarray]]:
     """Tensors of each module, by "A", "B" and "magnitude"."""
     ends = {
@@ -352,97 +358,61 @@ def _group_by_module(
     }
     groups: dict[str, dict[str, np.ndarray]] = {}
     unknown = []
-    for name, x in tensors.items():
+    for name, x in _read_tensors(path).items():
         end = next((end for end in ends if name.endswith(end)), None)
         module = name.removeprefix(PREFIX).removesuffix(end or "")
         if end is None or module not in modules:
             unknown.append(name)
         elif ends[end] in groups.setdefault(module, {}):
-            raise ValueError(f"{folder / ADAPTER_WEIGHTS} has {module}{end} twice.")
+            raise ValueError(f"{path} has {module}{end} twice.")
         else:
             groups[module][ends[end]] = x
     if unknown or not groups:
         listed = ", ".join(unknown[:4]) or "no tensor"
         module_names = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
         raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} has {listed}, which is no adapter of this model; its "
+            f"{path} has {listed}, which is no adapter of this model; its "
             f"modules are {module_names}. Is it of another base model?"
         )
     for module, parts in groups.items():
         if not {"A", "B"} <= parts.keys():
-            raise ValueError(f"{folder / ADAPTER_WEIGHTS}: {module} has only {', '.join(parts)}.")
+            raise ValueError(f"{path}: {module} has only {', '.join(parts)}.")
         if parts["A"].ndim != 2 or not len(parts["A"]):
             raise ValueError(
-                f"{folder / ADAPTER_WEIGHTS}: A of {module} must be a matrix of one row or more; "
+                f"{path}: A of {module} must be a matrix of one row or more; "
                 f"got {list(parts['A'].shape)}."
             )
     return groups
 
 
-def _field(folder: Path, values: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """A field of adapter_config.json; null and a missing one are the default."""
-    value = default if values.get(name) is None else values[name]
-    is_number = kind is float and isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number or type(value) is kind):
-        raise ValueError(
-            f"{folder / ADAPTER_CONFIG}: {name} must be {kind.__name__}; got {value!r}."
-        )
-    return value
-
-
-def _module_field(
-    folder: Path, values: Mapping[str, Any], field: str, pattern: str, module: str, default: float
-) -> Any:
-    """A number of one module: that of the first pattern that ends its name, or the field."""
-    patterns = _field(folder, values, pattern, dict, {})
-    for key in patterns:
+def _place(
+    settings: ConfigReader, field: str, pattern: str, module: str
+) -> tuple[ConfigReader, str]:
+    """Where the number of a module is: at the first pattern that ends its name, or in the field."""
+    patterns = settings.part(pattern)
+    for key in patterns.values:
         try:
-            is_match = re.match(rf"(.*\.)?({key})$", module)
+            if re.match(rf"(.*\.)?({key})$", module):
+                return patterns, key
         except re.error as error:
-            raise ValueError(
-                f"{folder / ADAPTER_CONFIG}: {pattern} has {key!r}, which is no regular "
-                f"expression: {error}."
-            ) from error
-        if is_match:
-            return _field(folder, patterns, key, float, default)
-    return _field(folder, values, field, float, default)
+            patterns.add_problem(key, f"the name is no regular expression: {error}.")
+    return settings, field
 
 
-def _scale(folder: Path, values: Mapping[str, Any], module: str, rank: int) -> float:
+def _scale(settings: ConfigReader, module: str, rank: int) -> float:
     """Scale of a module's update, from its alpha and rank."""
-    stated = _module_field(folder, values, "r", "rank_pattern", module, rank)
-    if stated != rank:
-        raise ValueError(
-            f"{folder}: the adapter of {module} has rank {rank}, but {ADAPTER_CONFIG} says "
-            f"{stated}."
-        )
-    alpha = _module_field(folder, values, "lora_alpha", "alpha_pattern", module, 8.0)
-    if not alpha > 0:
-        raise ValueError(
-            f"{folder / ADAPTER_CONFIG}: the alpha of {module} must be positive; got {alpha}."
-        )
-    return alpha / (math.sqrt(rank) if _field(folder, values, "use_rslora", bool, False) else rank)
-
-
-def _check_magnitudes(
-    folder: Path,
-    lora: c.LoRA,
-    filled: Mapping[str, np.ndarray],
-    groups: Mapping[str, Mapping[str, np.ndarray]],
-    modules: Mapping[str, ModuleAdapter],
-) -> None:
-    """Raise if magnitudes are not those of DoRA: in all modules, or in none."""
-    needed = {n for n, m in modules.items() if m.paths(MAGNITUDE)[0][0] in filled}
-    stored = {name for name, parts in groups.items() if "magnitude" in parts}
-    if stored != needed:
-        raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} has lora_magnitude_vector in {len(stored)} of the "
-            f"{len(needed)} modules that need one with use_dora={lora.dora}."
-        )
+    part, name = _place(settings, "r", "rank_pattern", module)
+    if part.number(name, rank) != rank:
+        part.add_problem(name, f"{ADAPTER_WEIGHTS} has adapters of rank {rank}.")
+    part, name = _place(settings, "lora_alpha", "alpha_pattern", module)
+    alpha = part.number(name, 8.0)
+    if alpha <= 0:
+        part.add_problem(name, "expected a number above 0.")
+    return alpha / (math.sqrt(rank) if settings.boolean("use_rslora", False) else rank)
 
 
 def _used_columns(
-    folder: Path, module: ModuleAdapter, parts: Mapping[str, np.ndarray]
+    path: Path, module: ModuleAdapter, parts: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
     """Indices of the rank that each kernel of a module uses; all, where the module is one kernel.
 
@@ -454,7 +424,7 @@ def _used_columns(
     expected = (len(a), inputs), module.to_hf.hf_shape(shapes)
     if (a.shape, b.shape) != expected:
         raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS}: the adapter of {module.name} is {list(a.shape)} and "
+            f"{path}: the adapter of {module.name} is {list(a.shape)} and "
             f"{list(b.shape)}; this model needs {list(expected[0])} and {list(expected[1])}. Is it "
             "of another base model?"
         )
@@ -465,16 +435,15 @@ def _used_columns(
 
 
 def _fill_module(
-    folder: Path,
     filled: Mapping[str, np.ndarray],
     module: ModuleAdapter,
     parts: Mapping[str, np.ndarray],
+    columns: list[np.ndarray],
     factor: float,
 ) -> None:
     """Copy PEFT's tensors of one module into our parameters, whose rank may be larger."""
     a, b = (parts[name].astype(np.float32) for name in "AB")
     shapes = module.b_shapes(len(a))
-    columns = _used_columns(folder, module, parts)
     b_parts = module.to_hf.from_hf(b, shapes)
     for (path, at), x, used in zip(module.paths(LORA_B), b_parts, columns, strict=True):
         filled[path][at][: len(used)] = x[used] * factor

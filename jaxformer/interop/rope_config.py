@@ -6,69 +6,79 @@ fields are its defaults, as in transformers 5.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.functional.rope_scaling import yarn_attention_factor
 from jaxformer.interop.config_reader import ConfigReader
 
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
-def read_rope(
-    reader: ConfigReader,
-    *,
-    pairing: Any = "halves",
-    base: float = 10_000.0,
-    base_name: str = "rope_theta",
-    fraction: float | None = None,
-    fraction_name: str = "partial_rotary_factor",
-    max_length: int = 2048,
-    original_max_length: int | None = None,
-    aliases: tuple[str, ...] = (),
-) -> c.Rope:
-    """RoPE of a model whose layers all use the same one.
 
-    Args:
-        reader: The whole config.json.
-        pairing: Features that form a pair, which is fixed for each family.
+@dataclass(frozen=True, kw_only=True)
+class RopeFields:
+    """How config.json of a family has RoPE, of which a model has one.
+
+    Attributes:
         base: Default of the base.
         base_name: Field of the base outside ``rope_parameters``.
-        fraction: Default of the rotated fraction of a head; None if the family rotates whole heads.
-        fraction_name: Field of the fraction outside ``rope_parameters``.
         max_length: Default of ``max_position_embeddings``.
         original_max_length: Default of ``original_max_position_embeddings``; None is the value in
             the RoPE object.
+        pairing: Features that it turns as a pair.
+        fraction: Default of the fraction of a head that it turns; None is always the whole head.
+        fraction_name: Field of the fraction outside ``rope_parameters``.
         aliases: Kinds that mean "longrope" in files of this family.
-
-    Returns:
-        The RoPE option.
     """
-    new, old = reader.section("rope_parameters"), reader.section("rope_scaling")
-    section = old or new or ConfigReader({})
-    if old is not None and new is not None:
-        _mark_read(new)
-    base = reader.number(base_name, base)
-    if fraction is None and section.get("rope_type", section.get("type")) == "proportional":
-        rotated_fraction = 1.0  # the file's fraction is that of the frequencies
-    elif fraction is None:
-        reader.require_value(fraction_name, 1, reason="this family rotates whole heads")
-        section.require_value("partial_rotary_factor", 1, reason="this family rotates whole heads")
-        rotated_fraction = 1.0
-    else:
-        rotated_fraction = section.number(
-            "partial_rotary_factor", reader.number(fraction_name, fraction)
+
+    base: float = 10_000.0
+    base_name: str = "rope_theta"
+    max_length: int = 2048
+    original_max_length: int | None = None
+    pairing: Any = "halves"
+    fraction: float | None = None
+    fraction_name: str = "partial_rotary_factor"
+    aliases: tuple[str, ...] = ()
+
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """Read the whole config.json."""
+        new, old = reader.section("rope_parameters"), reader.section("rope_scaling")
+        section = old or new or ConfigReader({})
+        if old is not None and new is not None:
+            new.mark_read()
+        fraction = 1.0
+        if self.fraction is not None:
+            fraction = reader.number(self.fraction_name, self.fraction)
+            fraction = section.number("partial_rotary_factor", fraction)
+        elif section.get("rope_type", section.get("type")) != "proportional":
+            reason = "this family rotates whole heads"  # p-RoPE has a fraction of the frequencies
+            reader.require_value(self.fraction_name, 1, reason=reason)
+            section.require_value("partial_rotary_factor", 1, reason=reason)
+        original = reader.optional_integer(ORIGINAL_LENGTH, self.original_max_length)
+        if original is not None:
+            original = reader.positive_integer(ORIGINAL_LENGTH, original)
+        return read_rope_section(
+            section,
+            base=reader.number(self.base_name, self.base),
+            max_length=reader.positive_integer("max_position_embeddings", self.max_length),
+            pairing=self.pairing,
+            fraction=fraction,
+            original_max_length=original,
+            aliases=self.aliases,
         )
-    max_length = reader.integer("max_position_embeddings", max_length)
-    return read_rope_section(
-        section,
-        pairing=pairing,
-        base=base,
-        fraction=rotated_fraction,
-        max_length=max_length,
-        original_max_length=reader.optional_integer(
-            "original_max_position_embeddings", original_max_length
-        ),
-        aliases=aliases,
-    )
+
+    def write_rope(self, rope: c.Rope) -> dict[str, Any]:
+        """Fields of config.json, in the old and the new format, and lengths that it needs."""
+        section, lengths = write_rope_section(rope)
+        fields: dict[str, Any] = {self.base_name: rope.base, **lengths}
+        if self.fraction is not None:
+            fields[self.fraction_name] = section["partial_rotary_factor"] = rope.fraction
+        plain = {name: v for name, v in section.items() if name not in ("rope_theta", "rope_type")}
+        kind = section["rope_type"]
+        old = {"type": kind, "rope_type": kind, **plain} if kind != "default" else None
+        return {**fields, "rope_scaling": old, "rope_parameters": section}
 
 
 def read_rope_section(
@@ -98,13 +108,8 @@ def read_rope_section(
     """
     old_name = section.get("type", "default")
     kind = section.get("rope_type", old_name) or "default"
-    original = section.integer("original_max_position_embeddings", max_length)
+    original = section.positive_integer(ORIGINAL_LENGTH, max_length)
     original = original if original_max_length is None else original_max_length
-    if original < 1:
-        section.add_problem(
-            "original_max_position_embeddings", f"must be positive; got {original}."
-        )
-        original = 1
     if kind == "proportional" and fraction < 1:
         section.add_problem("rope_type", "this family rotates a fraction of each head.")
     return c.Rope(
@@ -115,30 +120,7 @@ def read_rope_section(
     )
 
 
-def write_rope(
-    rope: c.Rope, *, base_name: str = "rope_theta", fraction_name: str | None = None
-) -> dict[str, Any]:
-    """RoPE fields for config.json, in the old and the new format.
-
-    Args:
-        rope: The RoPE option.
-        base_name: Field of the base outside ``rope_parameters``.
-        fraction_name: Field of the rotated fraction; None if the family has none.
-
-    Returns:
-        The fields, including length fields that the scaling needs.
-    """
-    section, lengths = write_rope_section(rope)
-    fields: dict[str, Any] = {base_name: rope.base, **lengths}
-    if fraction_name is not None:
-        fields[fraction_name] = section["partial_rotary_factor"] = rope.fraction
-    plain = {name: v for name, v in section.items() if name not in ("rope_theta", "rope_type")}
-    kind = section["rope_type"]
-    old = {"type": kind, "rope_type": kind, **plain} if kind != "default" else None
-    return {**fields, "rope_scaling": old, "rope_parameters": section}
-
-
-ROPE_TYPES: dict[type, str] = {
+ROPE_TYPES: Mapping[type, str] = {
     type(None): "default",
     c.LinearScaling: "linear",
     c.NTKScaling: "ntk",  # not in transformers: reading it back is an error
@@ -147,6 +129,21 @@ ROPE_TYPES: dict[type, str] = {
     c.Yarn: "yarn",
     c.LongRope: "longrope",
     c.PRope: "proportional",
+}
+# Fields of the scalings, and their names here.
+SCALING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH),
+    "yarn": ("factor", "beta_fast", "beta_slow", ORIGINAL_LENGTH),
+    "longrope": ("short_factor", "long_factor", ORIGINAL_LENGTH),
+    "proportional": ("partial_rotary_factor",),
+}
+OPTIONS = {
+    ORIGINAL_LENGTH: "original_max_length",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
+    "partial_rotary_factor": "fraction",
 }
 
 
@@ -160,40 +157,21 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
         The object, and ``max_position_embeddings`` if the scaling determines it.
     """
     scaling, lengths = rope.scaling, dict[str, int]()
-    section = dict[str, Any](rope_theta=rope.base, rope_type=ROPE_TYPES[type(scaling)])
+    kind = ROPE_TYPES[type(scaling)]
+    section = dict[str, Any](rope_theta=rope.base, rope_type=kind)
+    for name in SCALING_FIELDS.get(kind, ()):
+        value = getattr(scaling, OPTIONS.get(name, name))
+        section[name] = list(value) if isinstance(value, tuple) else value
     match scaling:
-        case c.LinearScaling(factor=factor):
-            section["factor"] = factor
-        case c.DynamicNTK(factor=factor, original_max_length=length):
-            section["factor"] = factor
+        case c.DynamicNTK(original_max_length=length):
             lengths["max_position_embeddings"] = length
-        case c.Llama3Scaling() as s:
-            section |= {
-                "factor": s.factor,
-                "low_freq_factor": s.low_freq_factor,
-                "high_freq_factor": s.high_freq_factor,
-                "original_max_position_embeddings": s.original_max_length,
-            }
-            lengths["max_position_embeddings"] = int(s.factor * s.original_max_length)
-        case c.Yarn() as s:
-            section |= {
-                "factor": s.factor,
-                "beta_fast": s.beta_fast,
-                "beta_slow": s.beta_slow,
-                "original_max_position_embeddings": s.original_max_length,
-                **({} if s.truncate else {"truncate": False}),
-            }
-            lengths["max_position_embeddings"] = int(s.factor * s.original_max_length)
-        case c.LongRope() as s:
-            section |= {
-                "factor": s.max_length / s.original_max_length,
-                "short_factor": list(s.short_factors),
-                "long_factor": list(s.long_factors),
-                "original_max_position_embeddings": s.original_max_length,
-            }
-            lengths["max_position_embeddings"] = s.max_length
-        case c.PRope(fraction=fraction):
-            section["partial_rotary_factor"] = fraction
+        case c.Llama3Scaling() | c.Yarn():
+            lengths["max_position_embeddings"] = int(scaling.factor * scaling.original_max_length)
+        case c.LongRope(max_length=length):
+            section["factor"] = length / scaling.original_max_length
+            lengths["max_position_embeddings"] = length
+    if isinstance(scaling, c.Yarn) and not scaling.truncate:
+        section["truncate"] = False
     if isinstance(scaling, c.Yarn | c.LongRope) and scaling.attention_factor is not None:
         section["attention_factor"] = scaling.attention_factor
     return section, lengths
@@ -208,15 +186,12 @@ def _scaling(
         case "linear":
             return c.LinearScaling(factor=section.number("factor"))
         case "dynamic":
-            section.require_value("original_max_position_embeddings", max_length)
+            section.require_value(ORIGINAL_LENGTH, max_length)
             return c.DynamicNTK(factor=section.number("factor"), original_max_length=max_length)
         case "llama3":
-            return c.Llama3Scaling(
-                factor=section.number("factor"),
-                low_freq_factor=section.number("low_freq_factor"),
-                high_freq_factor=section.number("high_freq_factor"),
-                original_max_length=original,
-            )
+            names = SCALING_FIELDS[kind][:-1]
+            factors = {name: section.number(name) for name in names}
+            return c.Llama3Scaling(**factors, original_max_length=original)
         case "yarn":
             return _yarn(section, max_length, original)
         case "longrope" | "su":
@@ -261,9 +236,3 @@ def _longrope(section: ConfigReader, max_length: int, original: int) -> c.LongRo
         max_length=max_length,
         attention_factor=attention,
     )
-
-
-def _mark_read(section: ConfigReader) -> None:
-    """Mark all attributes of a section as read."""
-    for name in section.values:
-        section.get(name)

@@ -202,7 +202,8 @@ def choose_family(
             values["model_type"] = family.model_type
             if config.max_position_embeddings and family.model_type == config.model_type:
                 values.setdefault("max_position_embeddings", config.max_position_embeddings)
-            wrong = _round_trip_differences(config, family, values)
+            remedy = "Change these options of the model, or name another family"
+            wrong = _round_trip_differences(config, family, values, remedy)
         except ValueError as error:
             refused.append(str(error))
             continue
@@ -225,11 +226,11 @@ def _candidate_families(config: c.TransformerConfig, name: str | None) -> Iterab
 
 
 def _round_trip_differences(
-    config: c.TransformerConfig, family: Family, values: Mapping[str, Any]
+    config: c.TransformerConfig, family: Family, values: Mapping[str, Any], remedy: str
 ) -> list[str]:
     """Differences between a configuration and its round trip through config.json."""
     where = f"a {family.model_type}'s config.json"
-    read_back = build_config(family, values, where=where, remedy="Leave it out of extra.")
+    read_back = build_config(family, values, where=where, remedy=remedy)
     return config_differences(canonical(config), canonical(read_back))
 
 
@@ -239,7 +240,7 @@ def _with_extra(
     """Return config.json with the user's extra attributes, which must not change the model."""
     merged = {**values, **extra, "model_type": family.model_type}
     try:
-        wrong = _round_trip_differences(config, family, merged)
+        wrong = _round_trip_differences(config, family, merged, "Leave it out of extra.")
     except ValueError as error:
         raise ValueError(f"extra={dict(extra)} is not valid: {error}") from error
     if wrong:

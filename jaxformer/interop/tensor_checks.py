@@ -36,39 +36,28 @@ def check_tensors(
     folder: Path,
 ) -> None:
     """Raise if tensors are missing, unexpected, or of the wrong shape or dtype."""
-    expected = {link.hf_name: link.hf_shape for link in mapping}
-    complaints = []
-    missing = sorted(set(expected) - set(stored))
-    if missing:
-        complaints.append(f"{len(missing)} tensors are missing: {', '.join(missing)}")
-    extra = sorted(set(stored) - set(expected))
-    if extra:
-        complaints.append(
-            f"{len(extra)} tensors do not belong to a {family.model_type} with this config.json: "
-            f"{', '.join(extra)}"
-        )
-    unfilled = unmapped_params(mapping, shapes)
-    if unfilled:
-        complaints.append(
-            f"{len(unfilled)} parameters have no tensor in a {family.model_type}: "
-            f"{', '.join(unfilled)}"
-        )
-    common_names = [name for name in expected if name in stored]
-    wrong = [name for name in common_names if stored[name].shape != expected[name]]
-    if wrong:
-        listed = ", ".join(
-            f"{name} is {list(stored[name].shape)}, not {list(expected[name])}" for name in wrong
-        )
-        complaints.append(f"{len(wrong)} tensors have the wrong shape: {listed}")
-    not_floats = [name for name in common_names if stored[name].dtype not in files.FLOAT_DTYPES]
-    if not_floats:
-        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in not_floats)
-        complaints.append(
-            f"{len(not_floats)} tensors have no floating-point dtype "
-            f"({', '.join(files.FLOAT_DTYPES)}): {listed}"
-        )
-    if complaints:
-        raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
+    expected, kind = {link.hf_name: link.hf_shape for link in mapping}, family.model_type
+    common = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
+    complaints = {
+        "tensors are missing": sorted(set(expected) - set(stored)),
+        f"tensors do not belong to a {kind} with this config.json": sorted(
+            set(stored) - set(expected)
+        ),
+        f"parameters have no tensor in a {kind}": unmapped_params(mapping, shapes),
+        "tensors have the wrong shape": [
+            f"{name} is {list(tensor.shape)}, not {list(shape)}"
+            for name, tensor, shape in common
+            if tensor.shape != shape
+        ],
+        f"tensors have no floating-point dtype ({', '.join(files.FLOAT_DTYPES)})": [
+            f"{name} is {tensor.dtype}"
+            for name, tensor, _ in common
+            if tensor.dtype not in files.FLOAT_DTYPES
+        ],
+    }
+    lines = [f"{len(x)} {problem}: {', '.join(x)}" for problem, x in complaints.items() if x]
+    if lines:
+        raise ValueError(f"{folder}: " + ".\n".join(lines) + ".")
 
 
 def max_magnitude(tensor: np.ndarray) -> np.ndarray:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from jaxformer import config as c
 from jaxformer.checks import require
-from jaxformer.zoo.mixtures import MixtureRow, mixture_cells, mixtures
+from jaxformer.zoo.mixtures import mixture_cells, mixtures
 from jaxformer.zoo.presets import FAMILIES, get, names
 from jaxformer.zoo.survey import survey
 from jaxformer.zoo.survey_cells import activation_cell, attending_kinds
-from jaxformer.zoo.survey_row import SurveyRow
+from jaxformer.zoo.survey_row import TableRow
 
 POSITION_NAMES: Mapping[type, str] = {
     c.Sinusoid: "sinusoids",
@@ -93,7 +93,7 @@ def choices(axis: str) -> dict[str, tuple[Model, ...]]:
 
 
 def _models(choose: Callable[[c.TransformerConfig], str | None]) -> list[Model]:
-    rows: list[SurveyRow | MixtureRow] = [*survey(), *mixtures()]
+    rows: list[TableRow] = [*survey(), *mixtures()]
     # By preset, so that a later row replaces an earlier one: row 5 of the survey is no model.
     models: dict[str, Model] = {}
     for row in rows:

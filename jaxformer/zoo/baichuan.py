@@ -4,29 +4,24 @@ The rows of the released head are divided by their length before the product; a 
 them divided already.
 """
 
+from typing import Unpack
+
 from jaxformer import config as c
-from jaxformer.zoo.llama import llama
+from jaxformer.zoo.llama import LlamaSizes, llama
 
 
-def baichuan_2(*, model_dim: int, num_layers: int, hidden_dim: int) -> c.TransformerConfig:
+def baichuan_2(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """Heads of 128, as many for keys and values.
 
     References:
         Yang et al., Baichuan 2: Open Large-scale Language Models, 2023. arXiv:2309.10305, section 2
     """
-    return llama(
-        vocab_size=125_696,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=model_dim // 128,
-        hidden_dim=hidden_dim,
-        eps=1e-6,
-    )
+    return llama(vocab_size=125_696, eps=1e-6, **sizes)
 
 
 PRESETS = {
-    "baichuan-2-7b": baichuan_2(model_dim=4096, num_layers=32, hidden_dim=11_008),
-    "baichuan-2-13b": baichuan_2(model_dim=5120, num_layers=40, hidden_dim=13_696).with_positions(
-        c.Alibi()
-    ),
+    "baichuan-2-7b": baichuan_2(model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008),
+    "baichuan-2-13b": baichuan_2(
+        model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696
+    ).with_positions(c.Alibi()),
 }

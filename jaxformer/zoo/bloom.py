@@ -1,7 +1,9 @@
 """BLOOM: serial blocks, ALiBi, embedding norm; vocabulary padded from 250,680 to 250,880."""
 
+from dataclasses import replace
+
 from jaxformer import config as c
-from jaxformer.zoo.projection_biases import QKVO
+from jaxformer.zoo.gpt import gpt
 
 
 def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
@@ -11,22 +13,8 @@ def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerCo
         BigScience, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 2022.
         arXiv:2211.05100, section 3.2
     """
-    return c.TransformerConfig(
-        vocab_size=250_880,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=c.MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            positions=(c.Alibi(),),
-            biases=QKVO,
-        ),
-        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
-        norm=c.LayerNorm(),
-        embedding=c.Embedding(norm=c.LayerNorm()),
-        head=c.LMHead(tied=True),
-    )
+    body = gpt(vocab_size=250_880, model_dim=model_dim, num_layers=num_layers, num_heads=num_heads)
+    return replace(body.with_positions(c.Alibi()), embedding=c.Embedding(norm=c.LayerNorm()))
 
 
 PRESETS = {

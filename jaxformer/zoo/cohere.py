@@ -1,21 +1,15 @@
 """Command R, R+ and A: parallel branches, one LayerNorm without bias, scaled tied logits."""
 
+from dataclasses import replace
+from typing import Unpack
+
 from jaxformer import config as c
+from jaxformer.zoo.llama import LlamaOptions, llama
 
 NORM = c.LayerNorm(eps=1e-5, parameters="scale")
 
 
-def cohere(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_kv_heads: int,
-    hidden_dim: int,
-    positions: tuple[c.Positions | None, ...],
-    multiplier: float,
-    windows: tuple[c.Window, ...] = (None,),
-    qk_norm: c.QKNorm | None = None,
-) -> c.TransformerConfig:
+def cohere(*, multiplier: float, **sizes: Unpack[LlamaOptions]) -> c.TransformerConfig:
     """SwiGLU, heads of 128, no biases anywhere.
 
     References:
@@ -23,19 +17,8 @@ def cohere(
         Cohere, Command A: An Enterprise-Ready Large Language Model, 2025. arXiv:2504.00698,
         section 2
     """
-    return c.TransformerConfig(
-        vocab_size=256_000,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=c.MultiHead(
-            num_heads=model_dim // 128,
-            num_kv_heads=num_kv_heads,
-            head_dim=128,
-            positions=positions,
-            windows=windows,
-            qk_norm=qk_norm,
-        ),
-        feed_forward=(c.GLU(hidden_dim=hidden_dim),),
+    return replace(
+        llama(vocab_size=256_000, **sizes),
         block="parallel_shared_norm",
         norm=NORM,
         head=c.LMHead(tied=True, multiplier=multiplier),
@@ -51,7 +34,7 @@ PRESETS = {
     "command-r": cohere(
         model_dim=8192,
         num_layers=40,
-        num_kv_heads=64,
+        num_heads=64,
         hidden_dim=22_528,
         positions=(rope(8_000_000.0),),
         multiplier=0.0625,
@@ -59,6 +42,7 @@ PRESETS = {
     "command-r-plus": cohere(
         model_dim=12_288,
         num_layers=64,
+        num_heads=96,
         num_kv_heads=8,
         hidden_dim=33_792,
         positions=(rope(75_000_000.0),),
@@ -68,6 +52,7 @@ PRESETS = {
     "command-a": cohere(  # three narrow layers with rotations, then a wide one with no positions
         model_dim=12_288,
         num_layers=64,
+        num_heads=96,
         num_kv_heads=8,
         hidden_dim=36_864,
         positions=(*(rope(50_000.0),) * 3, None),

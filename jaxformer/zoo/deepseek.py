@@ -15,11 +15,11 @@ NOPE_DIM, ROPE_DIM = 128, 64
 
 
 def with_experts(
-    body: c.TransformerConfig, moe: c.MoE, *, first_dense: int, dense_dim: int
+    body: c.TransformerConfig, moe: c.MoE, *, first_dense: int = 1
 ) -> c.TransformerConfig:
-    """The model with dense networks in its first layers and experts in all others."""
-    dense = replace(body.layer(0).to_layer(), feed_forward=c.GLU(hidden_dim=dense_dim))
-    return replace(body, first_layers=(dense,) * first_dense, feed_forward=(moe,))
+    """The model with experts in all layers but the first ones."""
+    first_layers = (body.layer(0).to_layer(),) * first_dense
+    return replace(body, first_layers=first_layers, feed_forward=(moe,))
 
 
 def shared_experts(count: int, *, hidden_dim: int) -> c.SharedExpert:
@@ -62,9 +62,9 @@ def deepseek_moe() -> c.TransformerConfig:
         Language Models, 2024. arXiv:2401.06066, sections 3 and 5.1
     """
     body = llama(
-        vocab_size=102_400, model_dim=2048, num_layers=28, num_heads=16, hidden_dim=1408, eps=1e-6
+        vocab_size=102_400, model_dim=2048, num_layers=28, num_heads=16, hidden_dim=10_944, eps=1e-6
     )
-    return with_experts(body, EXPERTS_16B, first_dense=1, dense_dim=10_944)
+    return with_experts(body, EXPERTS_16B)
 
 
 def latent_attention(
@@ -108,10 +108,10 @@ def deepseek(
         model_dim=model_dim,
         num_layers=num_layers,
         attention=attention,
-        feed_forward=(moe,),
+        feed_forward=(c.GLU(hidden_dim=dense_dim),),
         norm=c.RMSNorm(eps=1e-6),
     )
-    return with_experts(body, moe, first_dense=first_dense, dense_dim=dense_dim)
+    return with_experts(body, moe, first_dense=first_dense)
 
 
 def deepseek_v2_lite() -> c.TransformerConfig:

@@ -4,8 +4,10 @@ Vocabularies are those of the released embeddings, padded beyond the tokenizer's
 50,277 (GPT-NeoX) and 50,277 (Pythia).
 """
 
+from dataclasses import replace
+
 from jaxformer import config as c
-from jaxformer.zoo.projection_biases import QKVO
+from jaxformer.zoo.gpt import gpt
 
 
 def gpt_j() -> c.TransformerConfig:
@@ -41,20 +43,15 @@ def gpt_neox(
         arXiv:2204.06745, section 2.1
         Biderman et al., Pythia, 2023. arXiv:2304.01373
     """
-    return c.TransformerConfig(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=c.MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            positions=(c.Rope(fraction=0.25),),
-            biases=QKVO,
-        ),
+    body = gpt(
+        vocab_size=vocab_size, model_dim=model_dim, num_layers=num_layers, num_heads=num_heads
+    )
+    return replace(
+        body.with_positions(c.Rope(fraction=0.25)),
         feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation=activation, bias=True),),
         block="parallel",
-        norm=c.LayerNorm(),
+        embedding=c.Embedding(),
+        head=c.LMHead(),
     )
 
 

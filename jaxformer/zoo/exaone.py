@@ -5,7 +5,6 @@ from dataclasses import replace
 from jaxformer import config as c
 from jaxformer.zoo.llama import llama
 
-NORM = c.RMSNorm(eps=1e-5)
 ROPE = c.Rope(
     base=1_000_000.0,
     scaling=c.Llama3Scaling(
@@ -28,14 +27,11 @@ def exaone_4() -> c.TransformerConfig:
         num_heads=40,
         num_kv_heads=8,
         hidden_dim=27_392,
-    )
-    attention = replace(
-        body.multi_head,
         positions=(ROPE, ROPE, ROPE, None),
         windows=(4096, 4096, 4096, None),
-        qk_norm=c.QKNorm(norm=NORM, over="head"),
+        qk_norm=c.QKNorm(norm=c.RMSNorm(eps=1e-5), over="head"),
     )
-    return replace(body, attention=attention, norm=NORM, norm_placement="res_post")
+    return replace(body, norm_placement="res_post")
 
 
 PRESETS = {"exaone-4-32b": exaone_4()}

@@ -2,106 +2,67 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from jaxformer import config as c
+from jaxformer.zoo.llama import LlamaOptions, LlamaSizes, llama
 
 NORM = c.RMSNorm(eps=1e-6, scale_offset=1.0)
 LOCAL_LAYERS_PER_GLOBAL = 5
 
 
 def gemma(
-    attention: c.MultiHead | c.Hybrid,
-    *,
-    vocab_size: int,
-    model_dim: int,
-    num_layers: int,
-    hidden_dim: int,
-    softcap: float | None = None,
+    *, vocab_size: int, softcap: float | None = None, **options: Unpack[LlamaOptions]
 ) -> c.TransformerConfig:
     """Common part of all: scaled embeddings, tied head, norms stored as scale - 1."""
-    return c.TransformerConfig(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=attention,
-        feed_forward=(c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),),
+    return replace(
+        llama(vocab_size=vocab_size, **options),
+        feed_forward=(c.GLU(hidden_dim=options["hidden_dim"], activation="gelu_tanh"),),
         norm=NORM,
         norm_placement="sandwich",
-        embedding=c.Embedding(scale=math.sqrt(model_dim)),
+        embedding=c.Embedding(scale=math.sqrt(options["model_dim"])),
         head=c.LMHead(tied=True, softcap=softcap),
     )
 
 
-def gemma_2(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    hidden_dim: int,
-    head_dim: int = 256,
-    query_scalar: int = 256,
-) -> c.TransformerConfig:
+def gemma_2(*, query_scalar: int = 256, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     """Gemma 2: sliding window in every other layer, scores capped at 50, logits at 30.
 
     References:
         Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
         arXiv:2408.00118, section 2
     """
-    attention = c.MultiHead(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+    return gemma(
+        vocab_size=256_000,
+        softcap=30.0,
         windows=(4096, None),
         scale=query_scalar**-0.5,
         logit_softcap=50.0,
-    )
-    return gemma(
-        attention,
-        vocab_size=256_000,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        hidden_dim=hidden_dim,
-        softcap=30.0,
+        **sizes,
     )
 
 
 def gemma_3(
     *,
     vocab_size: int,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    hidden_dim: int,
-    head_dim: int,
     query_scalar: int,
     window: int,
-    rope_scaling_factor: float | None = None,
+    scaling: c.RopeScaling | None = None,
+    **sizes: Unpack[LlamaSizes],
 ) -> c.TransformerConfig:
     """Gemma 3: five local layers per global layer, another RoPE base for global layers, QK-norm.
 
     References:
         Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
     """
-    scaling = None if rope_scaling_factor is None else c.LinearScaling(factor=rope_scaling_factor)
     global_rope = c.Rope(base=1_000_000.0, scaling=scaling)
-    attention = c.MultiHead(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+    return gemma(
+        vocab_size=vocab_size,
         positions=(*(c.Rope(),) * LOCAL_LAYERS_PER_GLOBAL, global_rope),
         windows=(*(window,) * LOCAL_LAYERS_PER_GLOBAL, None),
         scale=query_scalar**-0.5,
         qk_norm=c.QKNorm(norm=NORM, over="head"),
-    )
-    return gemma(
-        attention,
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        hidden_dim=hidden_dim,
+        **sizes,
     )
 
 
@@ -114,21 +75,24 @@ GEMMA_4_HEADS: dict[str, Any] = {
 }
 
 
-def gemma_4_of_kinds(kinds: tuple[Any, ...], **sizes: int) -> c.TransformerConfig:
-    """Common part of all Gemma 4: norms multiply by their scale, a scalar follows each layer."""
-    body = gemma(c.Hybrid(kinds=kinds), vocab_size=262_144, softcap=30.0, **sizes)
-    return replace(body, norm=GEMMA_4_NORM, layer_scalar=True)
+def gemma_4_body(window: int, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
+    """Common part of all Gemma 4, with a window in every layer.
+
+    Queries, keys and values are normalised and scores have no scale; norms multiply by their scale;
+    a scalar multiplies the stream after each layer.
+    """
+    sizes["head_dim"] = 256
+    body = gemma(vocab_size=262_144, softcap=30.0, windows=(window,), **sizes)
+    attention = replace(body.multi_head, **GEMMA_4_HEADS)
+    return replace(body, attention=attention, norm=GEMMA_4_NORM, layer_scalar=True)
 
 
 def gemma_4_edge(
     *,
-    model_dim: int,
-    num_layers: int,
-    num_kv_heads: int,
-    hidden_dim: int,
     local_layers_per_global: int,
     num_kv_shared_layers: int,
     last_hidden_dim: int,
+    **sizes: Unpack[LlamaSizes],
 ) -> c.TransformerConfig:
     """Gemma 4 E2B and E4B: embeddings for each layer, and keys and values of earlier layers.
 
@@ -138,62 +102,52 @@ def gemma_4_edge(
     References:
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
-    heads = GEMMA_4_HEADS | {"num_heads": 8, "num_kv_heads": num_kv_heads}
-    local_layer = c.MultiHead(head_dim=256, windows=(512,), **heads)
-    global_layer = c.MultiHead(head_dim=512, positions=(GEMMA_4_ROPE,), **heads)
+    body = gemma_4_body(512, **sizes)
+    local_layer = body.multi_head
+    global_layer = replace(local_layer, head_dim=512, windows=(None,), positions=(GEMMA_4_ROPE,))
     kinds = (*(local_layer,) * local_layers_per_global, global_layer)
-    last_kinds = tuple(replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
-    body = gemma_4_of_kinds(
-        kinds, model_dim=model_dim, num_layers=num_layers, hidden_dim=last_hidden_dim
-    )
-    feed_forward = c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")
+    readers = (replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
+    (feed_forward,) = body.feed_forward
     layers = [c.Layer(attention=kind, feed_forward=feed_forward) for kind in kinds]
     return replace(
         body,
-        first_layers=tuple(layers * ((num_layers - num_kv_shared_layers) // len(kinds))),
-        attention=c.Hybrid(kinds=last_kinds),
+        first_layers=tuple(layers * ((body.num_layers - num_kv_shared_layers) // len(kinds))),
+        attention=c.Hybrid(kinds=tuple(readers)),
+        feed_forward=(c.GLU(hidden_dim=last_hidden_dim, activation="gelu_tanh"),),
         layer_embedding=c.LayerEmbedding(dim=256),
     )
 
 
 def gemma_4(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    num_global_kv_heads: int,
-    hidden_dim: int,
-    expert_dim: int | None = None,
+    *, num_global_kv_heads: int, expert_dim: int | None = None, **sizes: Unpack[LlamaSizes]
 ) -> c.TransformerConfig:
     """Gemma 4: global layers have fewer and wider heads, keys that are values too, and p-RoPE.
 
-    Queries, keys and values are normalised and scores have no scale; norms multiply by their scale;
-    a scalar multiplies the stream after each layer. With an `expert_dim`, 8 of 128 experts of this
-    width stand beside the dense network.
+    With an `expert_dim`, 8 of 128 experts of this width stand beside the dense network.
 
     References:
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
-    heads = GEMMA_4_HEADS | {"num_heads": num_heads}
-    local_layer = c.MultiHead(num_kv_heads=num_kv_heads, head_dim=256, windows=(1024,), **heads)
+    body = gemma_4_body(1024, **sizes)
+    local_layer = body.multi_head
     global_layer = c.SharedKV(
-        num_kv_heads=num_global_kv_heads, head_dim=512, positions=(GEMMA_4_ROPE,), **heads
+        num_heads=local_layer.num_heads,
+        num_kv_heads=num_global_kv_heads,
+        head_dim=512,
+        positions=(GEMMA_4_ROPE,),
+        **GEMMA_4_HEADS,
     )
-    body = gemma_4_of_kinds(
-        (*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer),
-        model_dim=model_dim,
-        num_layers=num_layers,
-        hidden_dim=hidden_dim,
-    )
+    kinds: tuple[Any, ...] = (*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer)
+    body = replace(body, attention=c.Hybrid(kinds=kinds))
     if expert_dim is None:
         return body
+    shared = c.GLU(hidden_dim=sizes["hidden_dim"], activation="gelu_tanh")
     experts = c.MoE(
         expert=c.GLU(hidden_dim=expert_dim, activation="gelu_tanh"),
         num_experts=128,
         top_k=8,
         router=c.Router(norm=GEMMA_4_NORM, expert_scale=True),
-        shared=c.SharedExpert(expert=c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh")),
+        shared=c.SharedExpert(expert=shared),
         norm=GEMMA_4_NORM,
     )
     return replace(body, feed_forward=(experts,))
@@ -201,10 +155,10 @@ def gemma_4(
 
 PRESETS = {
     "gemma-2-2b": gemma_2(
-        model_dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, hidden_dim=9216
+        model_dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, head_dim=256, hidden_dim=9216
     ),
     "gemma-2-9b": gemma_2(
-        model_dim=3584, num_layers=42, num_heads=16, num_kv_heads=8, hidden_dim=14_336
+        model_dim=3584, num_layers=42, num_heads=16, num_kv_heads=8, head_dim=256, hidden_dim=14_336
     ),
     "gemma-2-27b": gemma_2(
         model_dim=4608,
@@ -236,11 +190,12 @@ PRESETS = {
         head_dim=128,
         query_scalar=168,
         window=1024,
-        rope_scaling_factor=8.0,
+        scaling=c.LinearScaling(factor=8.0),
     ),
     "gemma-4-e2b": gemma_4_edge(
         model_dim=1536,
         num_layers=35,
+        num_heads=8,
         num_kv_heads=1,
         hidden_dim=6144,
         local_layers_per_global=4,
@@ -250,6 +205,7 @@ PRESETS = {
     "gemma-4-e4b": gemma_4_edge(
         model_dim=2560,
         num_layers=42,
+        num_heads=8,
         num_kv_heads=2,
         hidden_dim=10_240,
         local_layers_per_global=5,

@@ -1,6 +1,10 @@
 """gpt-oss: sinks in every layer, windows in every second, experts with biases and clamps."""
 
+from dataclasses import replace
+
 from jaxformer import config as c
+from jaxformer.zoo.llama import llama
+from jaxformer.zoo.projection_biases import QKVO
 
 
 def gpt_oss(*, num_layers: int, num_experts: int) -> c.TransformerConfig:
@@ -9,31 +13,23 @@ def gpt_oss(*, num_layers: int, num_experts: int) -> c.TransformerConfig:
     References:
         Agarwal et al., gpt-oss-120b & gpt-oss-20b Model Card, 2025. arXiv:2508.10925, section 2
     """
-    scaling = c.Yarn(factor=32.0, original_max_length=4096, truncate=False)
-    return c.TransformerConfig(
+    body = llama(
         vocab_size=201_088,
         model_dim=2880,
         num_layers=num_layers,
-        attention=c.MultiHead(
-            num_heads=64,
-            num_kv_heads=8,
-            head_dim=64,
-            positions=(c.Rope(base=150_000.0, scaling=scaling),),
-            windows=(128, None),
-            biases=("query", "key", "value", "out"),
-            sinks=True,
-        ),
-        feed_forward=(
-            c.MoE(
-                expert=c.ClampedGEGLU(hidden_dim=2880, limit=7.0),
-                num_experts=num_experts,
-                top_k=4,
-                router=c.Router(bias=True),
-            ),
-        ),
-        norm=c.RMSNorm(eps=1e-5),
-        head=c.LMHead(tied=False),
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        hidden_dim=2880,
+        base=150_000.0,
+        scaling=c.Yarn(factor=32.0, original_max_length=4096, truncate=False),
+        windows=(128, None),
+        biases=QKVO,
+        sinks=True,
     )
+    expert, router = c.ClampedGEGLU(hidden_dim=2880, limit=7.0), c.Router(bias=True)
+    experts = c.MoE(expert=expert, num_experts=num_experts, top_k=4, router=router)
+    return replace(body, feed_forward=(experts,))
 
 
 PRESETS = {

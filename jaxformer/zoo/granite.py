@@ -23,10 +23,10 @@ def granite_3(
         num_kv_heads=8,
         hidden_dim=hidden_dim,
         base=10_000_000.0,
+        scale=score_scale,
     )
     return replace(
         body,
-        attention=replace(body.multi_head, scale=score_scale),
         residual_multiplier=0.22,
         embedding=c.Embedding(scale=12.0),
         head=c.LMHead(tied=True, multiplier=1 / logits_scaling),

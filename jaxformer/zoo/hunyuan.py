@@ -3,8 +3,11 @@
 The module of Hunyuan 3 that predicts a second token is left out.
 """
 
+from dataclasses import replace
+
 from jaxformer import config as c
 from jaxformer.zoo.deepseek import experts_by_sigmoid, shared_experts, with_experts
+from jaxformer.zoo.llama import llama
 
 NORM = c.RMSNorm(eps=1e-5)
 
@@ -15,28 +18,20 @@ def hunyuan_a13b() -> c.TransformerConfig:
     References:
         Tencent, Hunyuan-A13B Technical Report, 2025. github.com/Tencent-Hunyuan/Hunyuan-A13B
     """
-    return c.TransformerConfig(
+    body = llama(
         vocab_size=128_167,
         model_dim=4096,
         num_layers=32,
-        attention=c.MultiHead(
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            positions=(c.Rope(scaling=c.NTKScaling(factor=1000.0)),),
-            qk_norm=c.QKNorm(norm=NORM, over="head", placement="after_rope"),
-        ),
-        feed_forward=(
-            c.MoE(
-                expert=c.GLU(hidden_dim=3072),
-                num_experts=64,
-                top_k=8,
-                shared=shared_experts(1, hidden_dim=3072),
-            ),
-        ),
-        norm=NORM,
-        head=c.LMHead(tied=True),
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_dim=3072,
+        scaling=c.NTKScaling(factor=1000.0),
+        qk_norm=c.QKNorm(norm=NORM, over="head", placement="after_rope"),
+        tied=True,
     )
+    shared = shared_experts(1, hidden_dim=3072)
+    experts = c.MoE(expert=c.GLU(hidden_dim=3072), num_experts=64, top_k=8, shared=shared)
+    return replace(body, feed_forward=(experts,))
 
 
 def hunyuan_3() -> c.TransformerConfig:
@@ -46,21 +41,18 @@ def hunyuan_3() -> c.TransformerConfig:
         Tencent, Hy3 preview, 2026. huggingface.co/tencent/Hy3-preview
     """
     moe = experts_by_sigmoid(192, 8, hidden_dim=1536, scale=2.826)
-    body = c.TransformerConfig(
+    body = llama(
         vocab_size=120_832,
         model_dim=4096,
         num_layers=80,
-        attention=c.MultiHead(
-            num_heads=64,
-            num_kv_heads=8,
-            head_dim=128,
-            positions=(c.Rope(base=11_158_840.0),),
-            qk_norm=c.QKNorm(norm=NORM, over="head"),
-        ),
-        feed_forward=(moe,),
-        norm=NORM,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        hidden_dim=13_312,
+        base=11_158_840.0,
+        qk_norm=c.QKNorm(norm=NORM, over="head"),
     )
-    return with_experts(body, moe, first_dense=1, dense_dim=13_312)
+    return with_experts(body, moe)
 
 
 PRESETS = {"hunyuan-a13b": hunyuan_a13b(), "hunyuan-3": hunyuan_3()}

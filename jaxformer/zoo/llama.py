@@ -4,19 +4,40 @@ RoPE pairs the halves of a head, as in checkpoints of the transformers library; 
 pair neighbours, with queries and keys permuted accordingly.
 """
 
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, Unpack
 
 from jaxformer import config as c
+from jaxformer.config.attention.multi_head import Projection
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Options of `MultiHead` besides its sizes."""
+
+    positions: tuple[c.Positions | None, ...]
+    windows: tuple[c.Window, ...]
+    scale: float
+    logit_softcap: float
+    clip_qkv: float
+    qk_norm: c.QKNorm | None
+    query_scaling: c.QueryScaling
+    biases: tuple[Projection, ...]
+    sinks: bool
+    output_gate: c.OutputGate
 
 
 class LlamaSizes(TypedDict):
-    """Sizes of a Llama, of which there are as many KV heads as heads by default."""
+    """Sizes of a Llama; by default with as many KV heads as heads, as wide in all as the model."""
 
     model_dim: int
     num_layers: int
     num_heads: int
     num_kv_heads: NotRequired[int]
+    head_dim: NotRequired[int]
     hidden_dim: int
+
+
+class LlamaOptions(LlamaSizes, AttentionOptions):
+    """Sizes of a Llama, and options of its attention."""
 
 
 def llama(
@@ -26,13 +47,15 @@ def llama(
     num_layers: int,
     num_heads: int,
     num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     hidden_dim: int,
     eps: float = 1e-5,
     base: float = 10_000.0,
     scaling: c.RopeScaling | None = None,
     tied: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> c.TransformerConfig:
-    """Llama: pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
+    """Llama: pre-norm with RMSNorm, RoPE, SwiGLU, no biases; `options` are of the attention.
 
     References:
         Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023.
@@ -40,6 +63,7 @@ def llama(
         Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, 2023. arXiv:2307.09288
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.2
     """
+    options.setdefault("positions", (c.Rope(base=base, scaling=scaling),))
     return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
@@ -47,8 +71,8 @@ def llama(
         attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads or num_heads,
-            head_dim=model_dim // num_heads,
-            positions=(c.Rope(base=base, scaling=scaling),),
+            head_dim=head_dim or model_dim // num_heads,
+            **options,
         ),
         feed_forward=(c.GLU(hidden_dim=hidden_dim),),
         norm=c.RMSNorm(eps=eps),

@@ -14,7 +14,7 @@ def mistral(*, base: float = 10_000.0, window: int | None = None) -> c.Transform
     References:
         Jiang et al., Mistral 7B, 2023. arXiv:2310.06825, section 2
     """
-    body = llama(
+    return llama(
         vocab_size=32_000,
         model_dim=4096,
         num_layers=32,
@@ -22,8 +22,8 @@ def mistral(*, base: float = 10_000.0, window: int | None = None) -> c.Transform
         num_kv_heads=8,
         hidden_dim=HIDDEN_DIM,
         base=base,
+        windows=(window,),
     )
-    return replace(body, attention=replace(body.multi_head, windows=(window,)))
 
 
 def mixtral() -> c.TransformerConfig:
@@ -43,7 +43,7 @@ def ministral_3() -> c.TransformerConfig:
         Mistral AI, Ministral 3, 2026. arXiv:2601.08584
     """
     length = 16_384
-    body = llama(
+    return llama(
         vocab_size=131_072,
         model_dim=4096,
         num_layers=34,
@@ -52,9 +52,8 @@ def ministral_3() -> c.TransformerConfig:
         hidden_dim=HIDDEN_DIM,
         base=1_000_000.0,
         scaling=c.Yarn(factor=16.0, original_max_length=length, attention_factor=1.0),
+        query_scaling=c.QueryScaling(beta=0.1, original_max_length=length),
     )
-    query_scaling = c.QueryScaling(beta=0.1, original_max_length=length)
-    return replace(body, attention=replace(body.multi_head, query_scaling=query_scaling))
 
 
 PRESETS = {

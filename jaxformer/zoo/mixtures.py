@@ -7,6 +7,7 @@ from fractions import Fraction
 from jaxformer import config as c
 from jaxformer.zoo.presets import get
 from jaxformer.zoo.survey import read_table, with_tuples
+from jaxformer.zoo.survey_row import TableRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,37 +29,16 @@ class MixtureCells:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureRow:
+class MixtureRow(TableRow):
     """One mixture of experts: as listed, as released, and why the two differ.
 
     Attributes:
-        number: Row number, from 1 on.
-        name: Name as listed.
-        year: Year of the paper or the release; the lecture lists none.
-        listed: Cells as listed.
-        release_notes: Description of the release.
-        preset: Name of the preset; None if the library lacks something.
-        missing: What the library lacks to build the release.
-        other_presets: Other presets of the family.
-        differences: Differences from the lecture and their reasons, a sentence each.
-        reference: Authors, title, year.
+        listed: Cells as listed; None is a blank cell.
+        missing: What the library lacks to build the release, or to have a preset of it.
     """
 
-    number: int
-    name: str
-    year: int
     listed: MixtureCells
-    release_notes: str
-    preset: str | None = None
     missing: str | None = None
-    other_presets: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
-    reference: str
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """Names of the row's preset and of the others of its family."""
-        return self.other_presets if self.preset is None else (self.preset, *self.other_presets)
 
     @property
     def released(self) -> MixtureCells | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from jaxformer import config as c
-from jaxformer.zoo.llama import LlamaSizes, llama
+from jaxformer.zoo.llama import LlamaOptions, LlamaSizes, llama
 
 OLMO_3_SCALING = c.Yarn(factor=8.0, original_max_length=8192, attention_factor=1.2079441541679836)
 
@@ -23,17 +23,15 @@ def olmo(*, tied: bool = False, **sizes: Unpack[LlamaSizes]) -> c.TransformerCon
     return replace(body, norm=c.LayerNorm(parameters="none"))
 
 
-def olmo_2(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
+def olmo_2(**options: Unpack[LlamaOptions]) -> c.TransformerConfig:
     """OLMo 2: norm on each branch's output before the residual sum; QK-norm over the full width.
 
     References:
         OLMo team, 2 OLMo 2 Furious, 2024. arXiv:2501.00656, section 2
     """
-    body = llama(vocab_size=100_352, eps=1e-6, base=500_000.0, **sizes)
-    qk_norm = c.QKNorm(norm=c.RMSNorm(eps=1e-6), over="width")
-    return replace(
-        body, attention=replace(body.multi_head, qk_norm=qk_norm), norm_placement="res_post"
-    )
+    options["qk_norm"] = c.QKNorm(norm=c.RMSNorm(eps=1e-6), over="width")
+    body = llama(vocab_size=100_352, eps=1e-6, base=500_000.0, **options)
+    return replace(body, norm_placement="res_post")
 
 
 def olmo_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
@@ -42,14 +40,11 @@ def olmo_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     References:
         OLMo team, Olmo 3, 2025. arXiv:2512.13961, section 3
     """
-    body = olmo_2(**sizes)
     local, all_tokens = c.Rope(base=500_000.0), c.Rope(base=500_000.0, scaling=OLMO_3_SCALING)
-    attention = replace(
-        body.multi_head,
-        positions=(local, local, local, all_tokens),
-        windows=(4096, 4096, 4096, None),
+    body = olmo_2(
+        positions=(local, local, local, all_tokens), windows=(4096, 4096, 4096, None), **sizes
     )
-    return replace(body, vocab_size=100_278, attention=attention)
+    return replace(body, vocab_size=100_278)
 
 
 def olmoe() -> c.TransformerConfig:
@@ -60,15 +55,17 @@ def olmoe() -> c.TransformerConfig:
         section 2
     """
     body = llama(
-        vocab_size=50_304, model_dim=2048, num_layers=16, num_heads=16, hidden_dim=1024, eps=1e-5
+        vocab_size=50_304,
+        model_dim=2048,
+        num_layers=16,
+        num_heads=16,
+        hidden_dim=1024,
+        qk_norm=c.QKNorm(norm=c.RMSNorm(eps=1e-5), over="width"),
     )
-    qk_norm = c.QKNorm(norm=c.RMSNorm(eps=1e-5), over="width")
     experts = c.MoE(
         expert=c.GLU(hidden_dim=1024), num_experts=64, top_k=8, router=c.Router(renormalise=False)
     )
-    return replace(
-        body, attention=replace(body.multi_head, qk_norm=qk_norm), feed_forward=(experts,)
-    )
+    return replace(body, feed_forward=(experts,))
 
 
 PRESETS = {

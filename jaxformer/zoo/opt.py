@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxformer import config as c
-from jaxformer.zoo.projection_biases import QKVO
+from jaxformer.zoo.gpt import gpt
 
 
 def opt(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConfig:
@@ -13,21 +13,10 @@ def opt(*, model_dim: int, num_layers: int, num_heads: int) -> c.TransformerConf
         Zhang et al., OPT: Open Pre-trained Transformer Language Models, 2022. arXiv:2205.01068,
         section 2.1
     """
-    return c.TransformerConfig(
-        vocab_size=50_272,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=c.MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            positions=(None,),
-            biases=QKVO,
-        ),
+    return replace(
+        gpt(vocab_size=50_272, model_dim=model_dim, num_layers=num_layers, num_heads=num_heads),
         feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
-        norm=c.LayerNorm(),
         embedding=c.Embedding(positions=c.Learned(max_length=2048, offset=2)),
-        head=c.LMHead(tied=True),
     )
 
 

@@ -18,8 +18,7 @@ def phi_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
     """
-    body = llama(vocab_size=32_064, **sizes)
-    return replace(body, attention=replace(body.multi_head, windows=(PHI_3_WINDOW,)))
+    return llama(vocab_size=32_064, windows=(PHI_3_WINDOW,), **sizes)
 
 
 def phi_3_small() -> c.TransformerConfig:
@@ -28,19 +27,20 @@ def phi_3_small() -> c.TransformerConfig:
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
     """
-    return c.TransformerConfig(
+    body = llama(
         vocab_size=100_352,
         model_dim=4096,
         num_layers=32,
-        attention=c.MultiHead(
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            positions=(c.Rope(base=1_000_000.0),),
-            windows=(c.BlockSparse(block_size=64, local_blocks=16, stride=8), None),
-            scale=1 / 128,
-            biases=QKVO,
-        ),
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_dim=14_336,
+        base=1_000_000.0,
+        windows=(c.BlockSparse(block_size=64, local_blocks=16, stride=8), None),
+        scale=1 / 128,
+        biases=QKVO,
+    )
+    return replace(
+        body,
         feed_forward=(c.ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
         norm=c.LayerNorm(),
         embedding=c.Embedding(scale=10.0),

@@ -22,8 +22,7 @@ def qwen(
         Yang et al., Qwen2 Technical Report, 2024. arXiv:2407.10671, section 2.2
         Yang et al., Qwen2.5 Technical Report, 2024. arXiv:2412.15115, section 2
     """
-    body = llama(vocab_size=152_064, eps=eps, base=base, **sizes)
-    return replace(body, attention=replace(body.multi_head, biases=QKV))
+    return llama(vocab_size=152_064, eps=eps, base=base, biases=QKV, **sizes)
 
 
 def qwen_72b(*, eps: float) -> c.TransformerConfig:
@@ -56,9 +55,11 @@ def qwen_3(*, tied: bool = False, **sizes: Unpack[LlamaSizes]) -> c.TransformerC
     References:
         Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 1
     """
-    body = llama(vocab_size=151_936, eps=1e-6, base=1_000_000.0, tied=tied, **sizes)
-    attention = replace(body.multi_head, num_kv_heads=8, head_dim=128, qk_norm=c.QKNorm())
-    return replace(body, attention=attention)
+    sizes.setdefault("num_kv_heads", 8)
+    sizes["head_dim"] = 128
+    return llama(
+        vocab_size=151_936, eps=1e-6, base=1_000_000.0, tied=tied, qk_norm=c.QKNorm(), **sizes
+    )
 
 
 def qwen_3_moe(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
@@ -67,22 +68,14 @@ def qwen_3_moe(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     References:
         Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 2
     """
+    sizes["num_kv_heads"] = 4
     body = qwen_3(**sizes)
     experts = c.MoE(expert=c.GLU(hidden_dim=sizes["hidden_dim"]), num_experts=128, top_k=8)
-    return replace(
-        body, attention=replace(body.multi_head, num_kv_heads=4), feed_forward=(experts,)
-    )
+    return replace(body, feed_forward=(experts,))
 
 
 def qwen_3_next(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    num_value_heads: int = 32,
-    vocab_size: int = 248_320,
-    feed_forward: c.FeedForward,
+    *, num_value_heads: int = 32, vocab_size: int = 248_320, **sizes: Unpack[LlamaSizes]
 ) -> c.TransformerConfig:
     """Three layers of gated DeltaNet for one of gated attention; norms multiply by 1 + scale.
 
@@ -99,23 +92,16 @@ def qwen_3_next(
         value_dim=128,
         output=c.GatedNorm(norm=c.RMSNorm()),
     )
-    attention = c.MultiHead(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=256,
+    sizes["head_dim"] = 256
+    body = llama(
+        vocab_size=vocab_size,
         positions=(c.Rope(base=1e7, fraction=0.25),),
         qk_norm=c.QKNorm(norm=norm),
         output_gate=c.OutputGate(),
+        **sizes,
     )
-    return c.TransformerConfig(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        attention=c.Hybrid(kinds=(delta_net, delta_net, delta_net, attention)),
-        feed_forward=(feed_forward,),
-        norm=norm,
-        head=c.LMHead(tied=False),
-    )
+    attention = c.Hybrid(kinds=(delta_net, delta_net, delta_net, body.multi_head))
+    return replace(body, attention=attention, norm=norm)
 
 
 def qwen_3_next_moe(
@@ -123,19 +109,17 @@ def qwen_3_next_moe(
 ) -> c.TransformerConfig:
     """Experts of 512 features in every layer, and a shared one with a gate."""
     expert = c.GLU(hidden_dim=512)
-    return qwen_3_next(
+    shared = c.SharedExpert(expert=expert, gated=True)
+    body = qwen_3_next(
         model_dim=2048,
         num_layers=num_layers,
         num_heads=16,
         num_kv_heads=2,
+        hidden_dim=expert.hidden_dim,
         vocab_size=vocab_size,
-        feed_forward=c.MoE(
-            expert=expert,
-            num_experts=num_experts,
-            top_k=top_k,
-            shared=c.SharedExpert(expert=expert, gated=True),
-        ),
     )
+    experts = c.MoE(expert=expert, num_experts=num_experts, top_k=top_k, shared=shared)
+    return replace(body, feed_forward=(experts,))
 
 
 PRESETS = {
@@ -158,11 +142,7 @@ PRESETS = {
         num_layers=48, num_experts=512, top_k=10, vocab_size=151_936
     ),
     "qwen-3.5-9b": qwen_3_next(
-        model_dim=4096,
-        num_layers=32,
-        num_heads=16,
-        num_kv_heads=4,
-        feed_forward=c.GLU(hidden_dim=12_288),
+        model_dim=4096, num_layers=32, num_heads=16, num_kv_heads=4, hidden_dim=12_288
     ),
     "qwen-3.5-27b": qwen_3_next(
         model_dim=5120,
@@ -170,7 +150,7 @@ PRESETS = {
         num_heads=24,
         num_kv_heads=4,
         num_value_heads=48,
-        feed_forward=c.GLU(hidden_dim=17_408),
+        hidden_dim=17_408,
     ),
     "qwen-3.5-35b-a3b": qwen_3_next_moe(num_layers=40, num_experts=256, top_k=8),
 }

@@ -9,48 +9,59 @@ from jaxformer.zoo.survey_cells import SurveyCells, cells_from_config, config_fr
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurveyRow:
-    """One model: as listed, as released, and why the two differ.
+class TableRow:
+    """A row of one of the lecture's tables.
 
     Attributes:
-        number: Row number: 1 to 38 in the edition of 2025, and from 39 on what 2026 adds.
+        number: Row number, from 1 on.
         name: Name as listed.
-        year: Year as listed.
+        year: Year of the paper or the release.
+        release_notes: Description of the release, including properties without a column.
+        preset: Name of the preset; None if there is none.
+        other_presets: Other presets of the family.
+        differences: Differences from the lecture and their reasons, a sentence each; a blank cell
+            that is published counts as a difference.
+        reference: Authors, title, year.
+    """
+
+    number: int
+    name: str
+    year: int
+    release_notes: str
+    preset: str | None = None
+    other_presets: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    reference: str
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Names of the row's preset and of the others of its family."""
+        return self.other_presets if self.preset is None else (self.preset, *self.other_presets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyRow(TableRow):
+    """One model: as listed, as released, and why the two differ.
+
+    Rows 1 to 38 are in the edition of 2025; 2026 adds those from 39 on.
+
+    Attributes:
         edition: First edition of the lecture that lists the model.
         listed: Cells as listed; None is a blank cell.
-        release_notes: Description of the release, including properties without a column.
-        preset: Name of the preset at the listed size; None if the architecture is not published.
-        other_presets: Other presets of the family.
-        differences: Differences from the listed cells and their reasons, a sentence each; a blank
-            cell that is published counts as a difference.
         assumptions: Properties that are not published, or are from the paper and not checked
             against released files, a sentence each.
-        reference: Authors, title, year.
         z_loss: Published weight of the z-loss in training (`training.gradient.Objective`); None
             if there was none.
         relative_positions: Position option for "Relative" in this row.
         topology: Decoder, encoder, or both; the table has no column for it.
     """
 
-    number: int
-    name: str
-    year: int
     edition: int = 2025
     listed: SurveyCells
-    release_notes: str
-    preset: str | None = None
-    other_presets: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    reference: str
     z_loss: float | None = None
     relative_positions: c.Positions = c.T5Bias()
     topology: Topology = c.Decoder()
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """Names of the row's preset and of the others of its family."""
-        return self.other_presets if self.preset is None else (self.preset, *self.other_presets)
 
     @property
     def released(self) -> SurveyCells | None:

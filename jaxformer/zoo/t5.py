@@ -4,25 +4,25 @@ Vocabularies are those of the released embeddings, padded beyond the tokenizer's
 250,100 (mT5).
 """
 
+from dataclasses import replace
+
 from jaxformer import config as c
 
 T5_VOCAB_SIZE = 32_128
 MT5_VOCAB_SIZE = 250_112
 
 
-def t5_family(
-    *,
-    vocab_size: int,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    head_dim: int,
-    feed_forward: c.FeedForward,
-    head: c.LMHead,
+def t5(
+    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, head_dim: int = 64
 ) -> c.TransformerConfig:
-    """Common part of the T5 models: RMSNorm pre-norm, unscaled scores, equal depths."""
+    """T5 of 2019: RMSNorm, ReLU, logits from the token table after division by sqrt(model_dim).
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, sections 2.1 and 3.7
+    """
     return c.TransformerConfig(
-        vocab_size=vocab_size,
+        vocab_size=T5_VOCAB_SIZE,
         model_dim=model_dim,
         num_layers=num_layers,
         attention=c.MultiHead(
@@ -32,41 +32,14 @@ def t5_family(
             positions=(c.T5Bias(),),
             scale=1.0,
         ),
-        feed_forward=(feed_forward,),
+        feed_forward=(c.MLP(hidden_dim=hidden_dim, activation="relu"),),
         topology=c.EncoderDecoder(num_encoder_layers=num_layers),
         norm=c.RMSNorm(eps=1e-6),
-        head=head,
-    )
-
-
-def t5(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, head_dim: int = 64
-) -> c.TransformerConfig:
-    """T5 of 2019: ReLU, logits from the token table after division by sqrt(model_dim).
-
-    References:
-        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-        Transformer, 2019. arXiv:1910.10683, sections 2.1 and 3.7
-    """
-    return t5_family(
-        vocab_size=T5_VOCAB_SIZE,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        feed_forward=c.MLP(hidden_dim=hidden_dim, activation="relu"),
         head=c.LMHead(tied=True, multiplier=model_dim**-0.5),
     )
 
 
-def t5_v1_1(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    hidden_dim: int,
-    vocab_size: int = T5_VOCAB_SIZE,
-) -> c.TransformerConfig:
+def t5_v1_1(*, vocab_size: int = T5_VOCAB_SIZE, **sizes: int) -> c.TransformerConfig:
     """T5 v1.1 or mT5: GeGLU and an untied head.
 
     References:
@@ -74,15 +47,8 @@ def t5_v1_1(
         Xue et al., mT5: A Massively Multilingual Pre-trained Text-to-Text Transformer, 2020.
         arXiv:2010.11934, section 3.2
     """
-    return t5_family(
-        vocab_size=vocab_size,
-        model_dim=model_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=64,
-        feed_forward=c.GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),
-        head=c.LMHead(),
-    )
+    branch = c.GLU(hidden_dim=sizes["hidden_dim"], activation="gelu_tanh")
+    return replace(t5(**sizes), vocab_size=vocab_size, feed_forward=(branch,), head=c.LMHead())
 
 
 SIZES: dict[str, dict[str, int]] = {

@@ -5,9 +5,10 @@ had none. The vocabulary is the English-German one, "about 37000" byte pairs.
 """
 
 import math
+from dataclasses import replace
 
 from jaxformer import config as c
-from jaxformer.zoo.projection_biases import QKVO
+from jaxformer.zoo.gpt import gpt
 
 
 def transformer_2017(*, model_dim: int, num_heads: int) -> c.TransformerConfig:
@@ -16,20 +17,13 @@ def transformer_2017(*, model_dim: int, num_heads: int) -> c.TransformerConfig:
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3 and table 3
     """
-    return c.TransformerConfig(
-        vocab_size=37_000,
-        model_dim=model_dim,
-        num_layers=6,
-        attention=c.MultiHead(
-            num_heads=num_heads, num_kv_heads=num_heads, head_dim=64, positions=(None,), biases=QKVO
-        ),
+    return replace(
+        gpt(vocab_size=37_000, model_dim=model_dim, num_layers=6, num_heads=num_heads),
         feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
         topology=c.EncoderDecoder(num_encoder_layers=6),
-        norm=c.LayerNorm(),
         norm_placement="post",
         final_norm=False,
         embedding=c.Embedding(scale=math.sqrt(model_dim), positions=c.Sinusoid()),
-        head=c.LMHead(tied=True),
     )
 
 

@@ -165,6 +165,20 @@ def test_sizes_that_cannot_be_are_told_with_their_file():
         config_from_fields("llama", hidden_size=None)
 
 
+def test_an_ignored_text_config_may_be_anything():
+    values = {"model_type": "llama", **SIZES, "text_config": 5, "max_position_embeddings": 7}
+    config = build_config(FAMILIES["llama"], values, where="here", ignore=("text_config",))
+    assert config.max_position_embeddings == 7
+
+
+@pytest.mark.parametrize("value", [0, "", False, []])
+def test_an_object_that_is_none(value):
+    message = rf"here: 1 attributes .*:\n  rope_scaling = {re.escape(repr(value))}: expected an obj"
+    with pytest.raises(ValueError, match=message):
+        config_from_fields("llama", rope_scaling=value)
+    assert config_from_fields("llama", rope_scaling={}) == config_from_fields("llama")
+
+
 def test_readers_stand_in_for_what_is_wrong():
     settings = ConfigReader({"a": "x", "b": True, "c": 2.5, "d": [1, "x"], "e": 3.0, "f": None})
     assert settings.integer("a", 4) == 1

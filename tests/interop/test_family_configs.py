@@ -212,7 +212,7 @@ def test_a_released_file_of_lfm2():
     kinds = [type(kind) for kind in config.attention.kinds]
     assert [i for i, kind in enumerate(kinds) if kind is c.MultiHead] == fields["full_attn_idxs"]
     assert costs.num_parameters(config) == 1_170_340_608  # as its page counts
-    with pytest.raises(ValueError, match="expected full_attention or conv for 16 layers"):
+    with pytest.raises(ValueError, match="expected full_attention or conv for each of 16 layers"):
         build_config(FAMILIES["lfm2"], fields | {"layer_types": ["conv"] * 15}, where="")
     with pytest.raises(ValueError, match="use_pos_enc = False: not supported"):
         build_config(FAMILIES["lfm2"], fields | {"use_pos_enc": False}, where="")

@@ -18,8 +18,10 @@ from jaxformer.config import (
     SharedKV,
 )
 from jaxformer.interop import load_pretrained
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
 from tests.interop.golden_files import read_golden, write_folder
-from tests.interop.numpy_folders import config_from_fields
+from tests.interop.numpy_folders import SIZES, config_from_fields
 
 PLAIN = {"hidden_size_per_layer_input": 0, "num_hidden_layers": 12}
 SHARED = PLAIN | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -140,7 +142,7 @@ def test_the_text_model_of_a_folder_with_images(tmp_path):
     values |= {"eoa_token_index": 9, "image_token_id": 8, "audio_config": None}
     both = golden._replace(config=values, tensors=tensors)
     again = load_pretrained(write_folder(both, tmp_path / "images"))
-    assert again.config == config
+    assert again.config == config and again.config.model_type == "gemma4_text"
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
@@ -154,5 +156,19 @@ def test_rope_parameters_without_one_of_two_kinds(kind, given):
 
 
 def test_a_model_without_width():
-    with pytest.raises(ValueError, match="hidden_size = -1: expected 1 or more"):
+    with pytest.raises(ValueError, match="must be positive; got -1. The file has hidden_size = -1"):
         config_from_fields("gemma4_text", **SHARED | {"hidden_size": -1})
+
+
+def test_a_length_that_is_none():
+    with pytest.raises(
+        ValueError, match=r": 1 attributes .*\n  max_position_embeddings = -1: expected 1 or more\."
+    ):
+        config_from_fields("gemma4_text", **SHARED, max_position_embeddings=-1)
+
+
+def test_fields_of_the_text_model_outside_text_config():
+    """Which transformers does not read either."""
+    values = {"model_type": "gemma4", **SIZES, **SHARED}
+    with pytest.raises(ValueError, match=r"\n  text_config\.vocab_size = None: expected a value"):
+        build_config(FAMILIES["gemma4"], values, where="here")

@@ -177,6 +177,8 @@ REFUSED = [
     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder = False"),
     ("marian", {"tie_word_embeddings": False}, "tie_word_embeddings = False"),
     ("marian", {"decoder_vocab_size": 17}, "decoder_vocab_size = 17"),
+    ("marian", {"encoder_attention_heads": 5}, "attention_heads = 5: it must divide d_model, 12."),
+    ("gpt2", {"n_embd": 3, "n_head": 4}, "n_head = 4: it must divide n_embd, 3."),
     ("fsmt", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
     ("fsmt", {"normalize_before": True}, "normalize_before = True"),
 ]

@@ -122,7 +122,7 @@ def test_a_training_length_that_is_none(kind):
     section = {"rope_type": "yarn", **YARN, "original_max_position_embeddings": 0}
     if kind == "ministral3":
         section["llama_4_scaling_beta"] = 0.1
-    message = r"rope_parameters\.original_max_position_embeddings = 0: must be positive; got 0\."
+    message = r"rope_parameters\.original_max_position_embeddings = 0: expected 1 or more\."
     with pytest.raises(ValueError, match=message):
         config_from_fields(kind, rope_parameters=section)
 

@@ -153,7 +153,11 @@ def test_a_multiplier_of_branches_is_not_lost(loaded):
         choose_family(config, {}, "llama")
     family, values = choose_family(config, {})
     assert (family.model_type, values["residual_multiplier"]) == ("granite", 0.5)
-    with pytest.raises(ValueError, match=r"logits_scaling = 0\.0: the logits are divided by it\."):
+    with pytest.raises(
+        ValueError,
+        match=r"logits_scaling = 0\.0: the logits are divided by it\.\n"
+        r"Change these options of the model, or name another family\.$",
+    ):
         choose_family(replace(config, head=LMHead(multiplier=0.0)), {}, "granite")
 
 

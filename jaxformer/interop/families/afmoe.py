@@ -7,7 +7,11 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, deepseek_rules
+from jaxformer.interop.families.llama_like_experts import (
+    DeepSeekMoE,
+    deepseek_experts,
+    deepseek_rules,
+)
 from jaxformer.interop.families.llama_like_family import BiasField, LlamaLike
 from jaxformer.interop.families.llama_like_options import RopeOfWindows, WindowsByInterval
 from jaxformer.interop.param_mapping import layer_norm_rules
@@ -68,7 +72,7 @@ FAMILIES = (
         head_dim=128,
         norm=c.RMSNorm(eps=1e-5),
         positions=RopeOfWindows(max_length=16_384, without_windows=False),
-        windows=WindowsByInterval(1024, 4, ("global_attn_every_n_layers",)),
+        windows=WindowsByInterval(1024, fields=("global_attn_every_n_layers",)),
         biases=(BiasField("attention_bias", p.ALL_BIASES),),
         qk_norm=c.QKNorm(),
         norm_placement="sandwich",
@@ -77,12 +81,9 @@ FAMILIES = (
         not_written=("n_group", "topk_group", "norm_topk_prob"),
         branch=AfmoeMoE(
             first_dense=1,
-            num_experts=64,
-            top_k=6,
             num_shared=2,
-            width=1408,
-            names=NAMES,
             rules=deepseek_rules("router.gate", "expert_bias"),
+            **deepseek_experts(64, 6, width=1408, names=NAMES),
         ),
     ).family(),
 )

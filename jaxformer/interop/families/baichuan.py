@@ -27,7 +27,7 @@ class RopeOrAlibi(OneRope):
         if reader.integer("vocab_size") == VERSION_1_VOCAB_SIZE:
             reader.add_problem("vocab_size", "Baichuan 1 has another head; only version 2 is read.")
         has_rope = "max_position_embeddings" in reader.values
-        return (self._read_rope(reader) if has_rope else c.Alibi(),)
+        return (self.read_rope(reader) if has_rope else c.Alibi(),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of RoPE, or none."""

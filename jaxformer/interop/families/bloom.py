@@ -12,12 +12,13 @@ from jaxformer.interop.families.option_fields import Field, FieldTable, template
 from jaxformer.interop.family import Family
 
 LAYER = "transformer.h.{layer}"
-MAPPING = m.ParamMapping(
-    top_level=(
+MAPPING = m.decoder_mapping(
+    (
         *m.top_level_rules("transformer.word_embeddings", "transformer.ln_f"),
         *m.norm_rules("transformer.word_embeddings_layernorm", "embedding/norm"),
     ),
-    stacks={"decoder": (*two_norms(LAYER), *block_rules(LAYER, "self_attention"))},
+    *two_norms(LAYER),
+    *block_rules(LAYER, "self_attention"),
 )
 
 

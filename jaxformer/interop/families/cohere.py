@@ -48,7 +48,7 @@ class PrefixWindows(WindowsByInterval):
         """The windows."""
         first = reader.integer("first_k_dense_replace", 0)  # whatever mlp_layer_types says
         dense_every = reader.positive_integer("prefix_dense_sliding_window_pattern", 1)
-        every = reader.positive_integer("sliding_window_pattern", self.interval)
+        every = reader.positive_integer("sliding_window_pattern", self.period)
 
         def slides(layer: int) -> bool:
             if layer < first:
@@ -56,8 +56,7 @@ class PrefixWindows(WindowsByInterval):
             return (layer - first + 1) % every != 0
 
         sliding = p.read_layer_types(reader, num_layers, slides)
-        window = reader.optional_integer("sliding_window", self.default)
-        return p.window_cycle(reader, sliding, window)
+        return p.window_cycle(reader, sliding, self._read_window(reader))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,9 @@ class PrefixRope(RopeOfWindows):
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing."""
-        rope = self._read_rope(reader)
+        rope = self.read_rope(reader)
         other_fields = {name: x for name, x in reader.values.items() if name != "rope_scaling"}
-        if rope != self._read_rope(ConfigReader(other_fields)):
+        if rope != self.read_rope(ConfigReader(other_fields)):
             reason = "transformers ignores it in this family, and the other fields say otherwise."
             reader.add_problem("rope_scaling", reason)
         all_rotate = reader.positive_integer("prefix_dense_sliding_window_pattern", 1) == 1
@@ -205,7 +204,7 @@ FAMILIES = (
     Cohere2(
         "cohere2",
         "Cohere2ForCausalLM",
-        windows=WindowsByInterval(4096, 4, ("layer_switch", "sliding_window_pattern")),
+        windows=WindowsByInterval(4096, fields=("layer_switch", "sliding_window_pattern")),
         positions=RopeOfWindows(max_length=8192, pairing="neighbours", without_windows=False),
         constants=CONSTANTS,
         **COHERE,
@@ -214,7 +213,7 @@ FAMILIES = (
         "cohere2_moe",
         "Cohere2MoeForCausalLM",
         head_dim=128,
-        windows=PrefixWindows(4096, 4),
+        windows=PrefixWindows(4096),
         positions=PrefixRope(max_length=8192, pairing="neighbours", without_windows=False),
         branch=CohereMoE(),
         constants=CONSTANTS,

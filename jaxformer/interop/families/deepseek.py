@@ -4,7 +4,6 @@ Modules that predict further tokens are left out.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -17,41 +16,35 @@ from jaxformer.interop.families.hf_activations import hf_activation_name
 from jaxformer.interop.families.llama_like_experts import (
     DeepSeekMoE,
     DeepSeekV2MoE,
+    deepseek_experts,
     has_feed_forward_biases,
     with_branches,
 )
+from jaxformer.interop.families.option_fields import (
+    POSITIVE_INTEGER,
+    Field,
+    read_options,
+    write_options,
+)
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.rope_config import RopeFields
 from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
-DEEPSEEK_SIZES = {"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128}
+Fields = tuple[Field, ...]
+SIGMOID = c.Router(score="sigmoid", selection_bias=True)
 V2 = DeepSeekV2MoE(
-    num_experts=64,
-    num_shared=2,
-    width=1407,
-    router=c.Router(renormalise=False),
-    reads_renormalise=False,
+    num_shared=2, **deepseek_experts(64, width=1407, router=c.Router(renormalise=False))
 )
 V3 = DeepSeekMoE(
     first_dense=3,
-    num_experts=256,
-    top_k=8,
-    width=2048,
-    router=c.Router(
-        score="sigmoid",
-        selection_bias=True,
-        groups=c.ExpertGroups(num_groups=8, top_k=4),
-        scale=2.5,
-    ),
+    groups=c.ExpertGroups(num_groups=8, top_k=4),
+    **deepseek_experts(256, 8, width=2048, router=replace(SIGMOID, scale=2.5)),
 )
 LITE = DeepSeekMoE(
     first_dense=1,
-    num_experts=64,
-    top_k=4,
-    width=1536,
-    router=c.Router(score="sigmoid", selection_bias=True, scale=1.8),
     has_layer_types=True,
+    **deepseek_experts(64, 4, width=1536, router=replace(SIGMOID, scale=1.8)),
 )
 
 
@@ -88,9 +81,19 @@ LATENT_RULES = (
     ),
     *m.linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
 )
-MAPPING = m.ParamMapping(
-    top_level=p.TOP_LEVEL, stacks={"decoder": (*p.PRE_NORMS, *LATENT_RULES, *V3.rules)}
-)
+MAPPING = m.decoder_mapping(p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *V3.rules)
+
+
+def latent_fields(*, query: int | None = 1536, plain: int = 128, value: int = 128) -> Fields:
+    """Fields of latent attention, with defaults of ranks and widths."""
+    return (
+        Field("num_attention_heads", "num_heads"),
+        Field("kv_lora_rank", "latent_dim", 512),
+        Field("q_lora_rank", "query_latent_dim", query, ConfigReader.optional_integer),
+        Field("qk_nope_head_dim", "nope_dim", plain, POSITIVE_INTEGER),
+        Field("qk_rope_head_dim", "rope_dim", 64, POSITIVE_INTEGER),
+        Field("v_head_dim", "value_dim", value),
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class DeepSeekLike:
         moe: Feed-forward networks.
         max_length: Default of ``max_position_embeddings``.
         eps: Default of the RMSNorm's eps.
-        sizes: Defaults of the sizes, as in `read_latent`.
+        latent: Fields of the attention.
         has_pairing: Whether ``rope_interleave`` says which features RoPE turns as a pair; without
             it they are neighbours.
         has_biases: Whether ``mlp_bias`` says that networks have biases.
@@ -117,7 +120,7 @@ class DeepSeekLike:
     _: KW_ONLY
     max_length: int = 4096
     eps: float = 1e-6
-    sizes: Mapping[str, int] = field(default_factory=lambda: DEEPSEEK_SIZES)
+    latent: Fields = field(default_factory=latent_fields)
     has_pairing: bool = True
     has_biases: bool = False
     heads_divide_width: bool = False
@@ -140,11 +143,11 @@ class DeepSeekLike:
         neighbours = reader.boolean("rope_interleave", True) if self.has_pairing else True
         bias = reader.boolean("mlp_bias", False) if self.has_biases else False
         pairing = "neighbours" if neighbours else "halves"
-        rope = read_rope(reader, pairing=pairing, max_length=self.max_length)
+        rope = RopeFields(pairing=pairing, max_length=self.max_length).read_rope(reader)
         branches = self.moe.read(reader, bias=bias)
         config = c.TransformerConfig(
             **p.read_sizes(reader),
-            attention=_read_attention(reader, rope, self.sizes),
+            attention=_read_attention(reader, rope, self.latent),
             feed_forward=branches[-1:],
             norm=c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps)),
             head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
@@ -162,14 +165,14 @@ class DeepSeekLike:
         return {
             **write_latent_decoder(config, a),
             **experts,
-            **_write_scale(write_rope(rope), rope, a),
+            **_write_scale(RopeFields().write_rope(rope), rope, a),
             **({"rope_interleave": rope.pairing == "neighbours"} if self.has_pairing else {}),
             **({"mlp_bias": has_feed_forward_biases(config)} if self.has_biases else {}),
         }
 
 
-def _read_attention(reader: ConfigReader, rope: c.Rope, sizes: Mapping[str, int]) -> c.Latent:
-    latent = read_latent(reader, sizes)
+def _read_attention(reader: ConfigReader, rope: c.Rope, fields: Fields) -> c.Latent:
+    latent = read_latent(reader, fields)
     reader.require_value("head_dim", latent.rope_dim, reason="it repeats qk_rope_head_dim")
     section = reader.section("rope_scaling") or reader.section("rope_parameters")
     weight = None if section is None else section.optional_number("mscale_all_dim")
@@ -180,35 +183,19 @@ def _read_attention(reader: ConfigReader, rope: c.Rope, sizes: Mapping[str, int]
     return replace(latent, positions=(rope,), scale=scale)
 
 
-def read_latent(reader: ConfigReader, sizes: Mapping[str, int]) -> c.Latent:
-    """Latent attention without positions.
-
-    Args:
-        reader: The whole config.json.
-        sizes: Defaults of q_lora_rank (null if it lacks), qk_nope_head_dim and v_head_dim.
-    """
-    heads = reader.integer("num_attention_heads")
-    query = reader.optional_integer("q_lora_rank", sizes.get("q_lora_rank"))
-    plain = reader.positive_integer("qk_nope_head_dim", sizes["qk_nope_head_dim"])
-    shared = reader.positive_integer("qk_rope_head_dim", 64)
+def read_latent(reader: ConfigReader, fields: Fields) -> c.Latent:
+    """Latent attention without positions."""
+    options = read_options(reader, fields)
     reason = "latent attention has a key and a value for each head"
-    reader.require_value("num_key_value_heads", heads, reason=reason)
-    reader.require_value("qk_head_dim", plain + shared, reason="the parts of a head add up to it")
+    reader.require_value("num_key_value_heads", options["num_heads"], reason=reason)
+    width = options["nope_dim"] + options["rope_dim"]
+    reader.require_value("qk_head_dim", width, reason="the parts of a head add up to it")
     biases: tuple[Any, ...] = ()
     if reader.boolean("attention_bias", False):
         biases = ("latent", "rotary_key", "out")
-        biases += () if query is None else ("query_latent",)
-    return c.Latent(
-        num_heads=heads,
-        latent_dim=reader.integer("kv_lora_rank", 512),
-        query_latent_dim=query,
-        nope_dim=plain,
-        rope_dim=shared,
-        value_dim=reader.integer("v_head_dim", sizes["v_head_dim"]),
-        positions=(None,),
-        norm=c.RMSNorm(eps=LATENT_EPS),
-        biases=biases,
-    )
+        biases += () if options["query_latent_dim"] is None else ("query_latent",)
+    norm = c.RMSNorm(eps=LATENT_EPS)
+    return c.Latent(**options, positions=(None,), norm=norm, biases=biases)
 
 
 def write_latent_decoder(config: c.TransformerConfig, latent: c.Latent) -> dict[str, Any]:
@@ -223,13 +210,8 @@ def write_latent_decoder(config: c.TransformerConfig, latent: c.Latent) -> dict[
         "num_hidden_layers": config.num_layers,
         "rms_norm_eps": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
-        "num_attention_heads": latent.num_heads,
         "num_key_value_heads": latent.num_heads,
-        "kv_lora_rank": latent.latent_dim,
-        "q_lora_rank": latent.query_latent_dim,
-        "qk_nope_head_dim": latent.nope_dim,
-        "qk_rope_head_dim": latent.rope_dim,
-        "v_head_dim": latent.value_dim,
+        **write_options(latent, latent_fields()),
         "attention_bias": "out" in latent.biases,
     }
 
@@ -267,7 +249,7 @@ ROWS = (
         LITE,
         max_length=202_752,
         eps=1e-5,
-        sizes={"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256},
+        latent=latent_fields(query=768, plain=192, value=256),
     ),
 )
 FAMILIES = tuple(row.family() for row in ROWS)

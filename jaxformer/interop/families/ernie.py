@@ -50,6 +50,8 @@ class ErnieMoE(ExpertsInSomeLayers):
             f"{PREFIX}.moe_statics.e_score_correction_bias", SELECTION_BIAS, Flatten(leading=1)
         ),
     )
+    shared_field: str | None = "moe_num_shared_experts"
+    num_shared: int = 2
     constants: Mapping[str, Any] = field(
         default_factory=lambda: {"moe_gate_act": "softmax", "moe_norm_min": 1e-12}
     )
@@ -72,23 +74,6 @@ class ErnieMoE(ExpertsInSomeLayers):
             "moe_layer_end_index": sparse[-1],
             "moe_layer_interval": sparse[1] - sparse[0] if len(sparse) > 1 else 1,
         }
-
-    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
-        """The experts, and a shared one as wide as several."""
-        moe = super().read_moe(reader, bias=bias)
-        num_shared = reader.integer("moe_num_shared_experts", 2)
-        if not num_shared:
-            return moe
-        wide = replace(moe.expert, hidden_dim=num_shared * moe.expert.hidden_dim, bias=bias)
-        return replace(moe, shared=c.SharedExpert(expert=wide))
-
-    def write_moe(self, moe: Any) -> dict[str, Any] | None:
-        """The numbers of experts."""
-        fields = super().write_moe(replace(moe, shared=None))
-        shared = 0 if moe.shared is None else moe.shared.expert.hidden_dim
-        if fields is None or shared % moe.expert.hidden_dim:
-            return None
-        return {**fields, "moe_num_shared_experts": shared // moe.expert.hidden_dim}
 
 
 ROW = LlamaLike(

@@ -12,15 +12,16 @@ from jaxformer.interop.families.gpt_neox import block_rules, two_norms
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.option_fields import (
     POSITIVE_INTEGER,
+    BiasesField,
     Field,
     FieldTable,
     four_widths,
     template,
 )
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.rope_config import RopeFields
 
-LAYER = "transformer.h.{layer}"
+LAYER, ROPE = "transformer.h.{layer}", RopeFields()
 
 
 def _is_parallel(config: c.TransformerConfig) -> bool:
@@ -34,16 +35,12 @@ def _is_serial(config: c.TransformerConfig) -> bool:
 PARALLEL_NORMS = m.layer_norm_rules(
     LAYER, pre_attention_norm="ln_attn", pre_feed_forward_norm="ln_mlp"
 )
-MAPPING = m.ParamMapping(
-    top_level=m.top_level_rules("transformer.word_embeddings", "transformer.ln_f"),
-    stacks={
-        "decoder": (
-            *m.norm_rules(f"{LAYER}.input_layernorm", "pre_norm"),
-            *(replace(rule, condition=_is_parallel) for rule in PARALLEL_NORMS),
-            *(replace(rule, condition=_is_serial) for rule in two_norms(LAYER)),
-            *block_rules(LAYER, "self_attention"),
-        )
-    },
+MAPPING = m.decoder_mapping(
+    m.top_level_rules("transformer.word_embeddings", "transformer.ln_f"),
+    *m.norm_rules(f"{LAYER}.input_layernorm", "pre_norm"),
+    *(replace(rule, condition=_is_parallel) for rule in PARALLEL_NORMS),
+    *(replace(rule, condition=_is_serial) for rule in two_norms(LAYER)),
+    *block_rules(LAYER, "self_attention"),
 )
 TABLE = FieldTable(
     template=template(
@@ -59,6 +56,7 @@ TABLE = FieldTable(
         Field("ffn_hidden_size", "feed_forward.hidden_dim", four_widths),
         Field("activation", "feed_forward.activation", "gelu"),
         Field("bias", "feed_forward.bias", False),
+        BiasesField("bias", "attention.biases", False, layers=ALL_BIASES),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
         Field("tie_word_embeddings", "head.tied", True),
     ),
@@ -71,7 +69,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a falcon model."""
     width, heads = reader.integer("hidden_size"), reader.positive_integer("num_attention_heads")
     reader.require_value("n_embed", width)
-    alibi, rope = reader.boolean("alibi", False), read_rope(reader)
+    alibi, rope = reader.boolean("alibi", False), ROPE.read_rope(reader)
     if alibi and not _slopes_are_powers_of_two(heads):
         reader.add_problem(
             "alibi",
@@ -81,7 +79,6 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     options = {
         "attention.num_kv_heads": _kv_heads(reader, heads),
         "attention.positions": (c.Alibi(scale=max(1, width // heads) ** -0.5) if alibi else rope,),
-        "attention.biases": ALL_BIASES if reader.boolean("bias", False) else (),
         "block": _block(reader),
     }
     return TABLE.read(reader, options)
@@ -134,7 +131,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "parallel_attn": not serial,
         "num_ln_in_parallel_attn": 2 if config.block == "parallel" else 1,
         "alibi": isinstance(positions, c.Alibi),
-        **(write_rope(positions) if isinstance(positions, c.Rope) else {}),
+        **(ROPE.write_rope(positions) if isinstance(positions, c.Rope) else {}),
     }
 
 

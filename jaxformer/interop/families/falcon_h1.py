@@ -13,13 +13,26 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like_family import LlamaLike
 from jaxformer.interop.families.llama_like_options import Dense, OneRope
-from jaxformer.interop.families.mamba import BAMBA, BAMBA_ROW, read_step_limits, write_step_limits
-from jaxformer.interop.families.option_fields import Field
+from jaxformer.interop.families.mamba import (
+    BAMBA,
+    BAMBA_CONVOLUTION,
+    BAMBA_ROW,
+    BAMBA_SIZES,
+    read_step_limits,
+    write_step_limits,
+)
+from jaxformer.interop.families.option_fields import BiasesField, Field
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule
 
 FIELDS = replace(
     BAMBA,
+    fields=(
+        *BAMBA_SIZES,
+        BiasesField("mamba_proj_bias", "biases", False, layers=("in",)),
+        BAMBA_CONVOLUTION,
+        BiasesField("projectors_bias", "biases", False, layers=("out",)),
+    ),
     inner_width="mamba_d_ssm",
     unused=(
         *BAMBA.unused,
@@ -104,8 +117,6 @@ class FalconH1(LlamaLike):
             **fields,
             **FIELDS.write(config, mamba),
             **write_step_limits(mamba),
-            "mamba_proj_bias": "in" in mamba.biases,
-            "projectors_bias": "out" in mamba.biases,
             "mamba_rms_norm": mamba.output.norm is not None,
             "mamba_norm_before_gate": mamba.output.placement == "after_norm",
             "key_multiplier": scale,
@@ -122,13 +133,7 @@ def _read_mamba(reader: ConfigReader, norm: c.Norm) -> c.LinearAttention:
         norm=norm if has_norm else None,
         placement="after_norm" if has_norm and is_early else "before_norm",
     )
-    biases = {
-        "in": reader.boolean("mamba_proj_bias", False),
-        "convolution": "convolution" in mamba.biases,
-        "out": reader.boolean("projectors_bias", False),
-    }
-    used: Any = tuple(name for name, is_used in biases.items() if is_used)
-    return replace(mamba, output=output, biases=used)
+    return replace(mamba, output=output)
 
 
 ROW = FalconH1(

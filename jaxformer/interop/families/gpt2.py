@@ -51,29 +51,21 @@ LAYERS = (
     *conv1d_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
 )
 POSITIONS = "embedding/positions/embedding"
-GPT2_MAPPING = m.ParamMapping(
-    top_level=(
+GPT2_MAPPING = m.decoder_mapping(
+    (
         *m.top_level_rules("transformer.wte", "transformer.ln_f"),
         m.MappingRule("transformer.wpe.weight", POSITIONS),
     ),
-    stacks={
-        "decoder": (
-            *LAYERS,
-            *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
-        )
-    },
+    *LAYERS,
+    *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
 )
-GPT_MAPPING = m.ParamMapping(
-    top_level=(
+GPT_MAPPING = m.decoder_mapping(
+    (
         *m.top_level_rules("transformer.tokens_embed"),
         m.MappingRule("transformer.positions_embed.weight", POSITIONS),
     ),
-    stacks={
-        "decoder": (
-            *LAYERS,
-            *m.layer_norm_rules(LAYER, post_attention_norm="ln_1", post_feed_forward_norm="ln_2"),
-        )
-    },
+    *LAYERS,
+    *m.layer_norm_rules(LAYER, post_attention_norm="ln_1", post_feed_forward_norm="ln_2"),
 )
 
 

@@ -1,14 +1,11 @@
 """GPT-NeoX and Pythia: parallel or serial blocks with two norms, fused QKV by head."""
 
-from typing import Any
-
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.llama_like import ALL_BIASES, QKV, first_rope
+from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
 from jaxformer.interop.families.option_fields import POSITIVE_INTEGER, Field, FieldTable, template
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.rope_config import RopeFields
 from jaxformer.interop.transforms import FusedQKVPerGroup
 
 LAYER = "gpt_neox.layers.{layer}"
@@ -33,9 +30,10 @@ def two_norms(prefix: str) -> tuple[m.MappingRule, ...]:
     )
 
 
-MAPPING = m.ParamMapping(
-    top_level=m.top_level_rules("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
-    stacks={"decoder": (*two_norms(LAYER), *block_rules(LAYER, "attention"))},
+MAPPING = m.decoder_mapping(
+    m.top_level_rules("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+    *two_norms(LAYER),
+    *block_rules(LAYER, "attention"),
 )
 TABLE = FieldTable(
     template=template(branch=c.MLP(hidden_dim=1, bias=True), norm=c.LayerNorm()),
@@ -51,28 +49,15 @@ TABLE = FieldTable(
         Field("use_parallel_residual", "block", True, choices={True: "parallel", False: "serial"}),
         Field("tie_word_embeddings", "head.tied", False),
     ),
+    rope=RopeFields(base_name="rotary_emb_base", fraction_name="rotary_pct", fraction=0.25),
 )
-ROPE: dict[str, Any] = {"base_name": "rotary_emb_base", "fraction_name": "rotary_pct"}
-
-
-def read(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a gpt_neox model."""
-    rope = read_rope(reader, fraction=0.25, **ROPE)
-    return TABLE.read(reader, {"attention.positions": (rope,)})
-
-
-def write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A gpt_neox's configuration from ours."""
-    fields = TABLE.write(config)
-    return fields and fields | write_rope(first_rope(config), **ROPE)
-
 
 FAMILIES = (
     Family(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        read,
-        write,
+        TABLE.read,
+        TABLE.write,
         MAPPING,
         ignored_tensors=(
             r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",

@@ -16,15 +16,11 @@ from jaxformer.interop.families.option_fields import (
 from jaxformer.interop.family import Family
 
 LAYER = "transformer.h.{layer}"
-MAPPING = m.ParamMapping(
-    top_level=m.top_level_rules("transformer.wte", "transformer.ln_f"),
-    stacks={
-        "decoder": (
-            *m.norm_rules(f"{LAYER}.ln_1", "pre_norm"),
-            *m.attention_rules(f"{LAYER}.attn", out="out_proj"),
-            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="fc_in", down="fc_out"),
-        )
-    },
+MAPPING = m.decoder_mapping(
+    m.top_level_rules("transformer.wte", "transformer.ln_f"),
+    *m.norm_rules(f"{LAYER}.ln_1", "pre_norm"),
+    *m.attention_rules(f"{LAYER}.attn", out="out_proj"),
+    *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="fc_in", down="fc_out"),
 )
 TABLE = FieldTable(
     template=template(

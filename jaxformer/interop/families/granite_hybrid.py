@@ -78,14 +78,7 @@ class GraniteHybrid(BambaLike):
     def read_layer_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
         """Which layers have attention."""
         name = "layer_types" if "layer_types" in reader else "layers_block_type"
-        words = reader.sequence(name, str)
-        if words is None:
-            return (False,) * num_layers
-        if len(words) != num_layers or not set(words) <= set(LAYER_TYPES):
-            known = " or ".join(LAYER_TYPES)
-            reader.add_problem(name, f"expected {known} for each of {num_layers} layers.")
-            return (False,) * num_layers
-        return tuple(LAYER_TYPES[word] for word in words)
+        return p.read_layer_types(reader, num_layers, lambda i: False, LAYER_TYPES, name=name)
 
 
 FAMILIES = (

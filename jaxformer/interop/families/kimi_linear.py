@@ -8,12 +8,18 @@ from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.deepseek import LATENT_RULES, read_latent, write_latent_decoder
+from jaxformer.interop.families.deepseek import (
+    LATENT_RULES,
+    latent_fields,
+    read_latent,
+    write_latent_decoder,
+)
 from jaxformer.interop.families.llama_like_experts import (
     MIXTRAL_PREFIX,
     SELECTION_BIAS,
     SHARED,
     DeepSeekMoE,
+    deepseek_experts,
     expert_rules,
 )
 from jaxformer.interop.family import Family
@@ -80,11 +86,6 @@ class KimiMoE(DeepSeekMoE):
 
 EXPERTS = KimiMoE(
     first_dense=1,
-    num_experts=256,
-    top_k=8,
-    width=1024,
-    router=c.Router(score="sigmoid", selection_bias=True, scale=2.446),
-    names=NAMES,
     has_layer_types=True,
     rules=(
         *p.FEED_FORWARD,
@@ -92,17 +93,20 @@ EXPERTS = KimiMoE(
         *m.glu_rules(f"{MIXTRAL_PREFIX}.shared_experts", SHARED),
         m.MappingRule(f"{MIXTRAL_PREFIX}.gate.e_score_correction_bias", SELECTION_BIAS),
     ),
+    **deepseek_experts(
+        256,
+        8,
+        width=1024,
+        router=c.Router(score="sigmoid", selection_bias=True, scale=2.446),
+        names=NAMES,
+    ),
 )
-TABLE = m.ParamMapping(
-    top_level=p.TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *p.PRE_NORMS,
-            *(replace(rule, kind=c.LinearAttention) for rule in DELTA_ATTENTION),
-            *(replace(rule, kind=c.Latent) for rule in LATENT_RULES),
-            *EXPERTS.rules,
-        )
-    },
+TABLE = m.decoder_mapping(
+    p.TOP_LEVEL,
+    *p.PRE_NORMS,
+    *(replace(rule, kind=c.LinearAttention) for rule in DELTA_ATTENTION),
+    *(replace(rule, kind=c.Latent) for rule in LATENT_RULES),
+    *EXPERTS.rules,
 )
 
 
@@ -113,7 +117,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     reader.require_value("mla_use_nope", True)
     reader.require_value("hidden_act", "silu")
     norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
-    latent = read_latent(reader, {"qk_nope_head_dim": 128, "v_head_dim": 128})
+    latent = read_latent(reader, latent_fields(query=None))
     return c.TransformerConfig(
         **p.read_sizes(reader),
         attention=_read_kinds(reader, _read_delta_attention(reader, norm), latent),

@@ -15,7 +15,7 @@ from jaxformer.interop.families.llama_like_experts import (
     expert_rules,
 )
 from jaxformer.interop.families.llama_like_options import Dense, OneRope
-from jaxformer.interop.families.option_fields import Field
+from jaxformer.interop.families.option_fields import BiasesField, Field
 from jaxformer.interop.transforms import ConvolutionKernel, Flatten
 
 # In released files, and without effect.
@@ -97,30 +97,16 @@ class Lfm2(LlamaHybrid):
 
     def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.ShortConvolution:
         """Short convolutions."""
-        heads = config.multi_head.num_heads
-        biases: Any = ("in", "convolution", "out") if reader.boolean("conv_bias", False) else ()
-        return c.ShortConvolution(
-            num_heads=heads,
-            head_dim=max(1, config.model_dim // max(1, heads)),
-            width=reader.integer("conv_L_cache", 3),
-            biases=biases,
-        )
-
-    def write_mixer(self, config: c.TransformerConfig, mixer: Any) -> dict[str, Any]:
-        """Fields of short convolutions."""
-        return {"conv_L_cache": mixer.width, "conv_bias": bool(mixer.biases)}
+        mixer, heads = super().read_mixer(reader, config), config.multi_head.num_heads
+        return replace(mixer, num_heads=heads, head_dim=max(1, config.model_dim // heads))
 
     def read_layer_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
         """Which layers have attention, by ``layer_types`` or ``full_attn_idxs``."""
-        types = reader.sequence("layer_types", str)
         indices = reader.sequence("full_attn_idxs", int)
-        if types is None:
-            return tuple(indices is None or i in indices for i in range(num_layers))
-        if len(types) != num_layers or set(types) - {"full_attention", "conv"}:
-            expected = f"expected full_attention or conv for {num_layers} layers."
-            reader.add_problem("layer_types", expected)
-            return (True,) * num_layers
-        return tuple(word == "full_attention" for word in types)
+        known = {"full_attention": True, "conv": False}
+        return p.read_layer_types(
+            reader, num_layers, lambda i: indices is None or i in indices, known
+        )
 
 
 def _read_tied(reader: ConfigReader, name: str, default: bool) -> bool:
@@ -143,6 +129,10 @@ LFM2: dict[str, Any] = dict(
     positions=OneRope(base=1e6, max_length=128_000),
     mixer=c.ShortConvolution(num_heads=1, head_dim=1),
     mixer_name="conv",
+    mixer_fields=(
+        Field("conv_L_cache", "width", 3),
+        BiasesField("conv_bias", "biases", False, layers=("in", "convolution", "out")),
+    ),
     mixer_rules=CONVOLUTION_RULES,
     constants={"block_use_swiglu": True, "use_pos_enc": True, "hidden_act": "silu"},
     not_written=("hidden_act", "head_dim"),

@@ -20,6 +20,7 @@ from jaxformer.interop.families.llama_like_experts import (
     HunyuanExperts,
     HunyuanV3MoE,
     QwenMoE,
+    deepseek_experts,
     deepseek_rules,
     mixtral_experts,
     olmo_fields,
@@ -46,6 +47,7 @@ from jaxformer.interop.transforms import HalvesSwapped
 
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
 EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+SIGMOID = c.Router(score="sigmoid", selection_bias=True)
 EPS_5 = c.RMSNorm(eps=1e-5)
 ATTENTION_BIAS = BiasField("attention_bias", p.ALL_BIASES)
 MLP_BIAS = BiasField("mlp_bias", FEED_FORWARD_BIAS)
@@ -251,7 +253,7 @@ ROWS = (
         biases=(BiasField("attention_bias", p.QKV),),
         qk_norm=c.QKNorm(),
         qk_norm_field="use_qk_norm",
-        branch=DeepSeekMoE(first_dense=1, num_experts=128, top_k=8, width=1408),
+        branch=DeepSeekMoE(first_dense=1, **deepseek_experts(128, 8, width=1408)),
     ),
     LlamaLike(
         "dots1",
@@ -260,7 +262,7 @@ ROWS = (
         biases=(ATTENTION_BIAS,),
         qk_norm=c.QKNorm(),
         branch=DeepSeekMoE(
-            width=1408, router=c.Router(score="sigmoid", selection_bias=True, renormalise=False)
+            **deepseek_experts(width=1408, router=replace(SIGMOID, renormalise=False))
         ),
     ),
     LlamaLike(
@@ -273,13 +275,11 @@ ROWS = (
         qk_norm=c.QKNorm(),
         branch=DeepSeekMoE(
             first_dense=1,
-            num_experts=64,
-            top_k=8,
-            width=1024,
-            router=c.Router(score="sigmoid", selection_bias=True, scale=2.5),
-            names=EXPERT_NAMES,
             has_layer_types=True,
             rules=deepseek_rules(bias="e_score_correction_bias"),
+            **deepseek_experts(
+                64, 8, width=1024, router=replace(SIGMOID, scale=2.5), names=EXPERT_NAMES
+            ),
         ),
     ),
     LlamaLike(
@@ -293,13 +293,15 @@ ROWS = (
         qk_norm=c.QKNorm(),
         branch=HunyuanV3MoE(
             first_dense=1,
-            num_experts=192,
-            top_k=8,
-            width=1536,
-            router=c.Router(score="sigmoid", selection_bias=True, scale=2.826),
-            names=EXPERT_NAMES | {"routed_scaling_factor": "router_scaling_factor"},
             has_layer_types=True,
             rules=deepseek_rules("router.gate", "expert_bias", "shared_mlp"),
+            **deepseek_experts(
+                192,
+                8,
+                width=1536,
+                router=replace(SIGMOID, scale=2.826),
+                names=EXPERT_NAMES | {"routed_scaling_factor": "router_scaling_factor"},
+            ),
         ),
     ),
     LlamaLike(
@@ -321,9 +323,7 @@ ROWS = (
         head_dim=128,
         positions=OneRope(base=5e6, max_length=196_608, fraction=1.0),
         qk_norm=c.QKNorm(over="width"),
-        branch=mixtral_experts(
-            256, 8, moe=replace(MOE, router=c.Router(score="sigmoid", selection_bias=True))
-        ),
+        branch=mixtral_experts(256, 8, moe=replace(MOE, router=SIGMOID)),
     ),
     LlamaLike(
         "granite",

@@ -44,7 +44,8 @@ class LlamaHybrid(LlamaLike):
     Attributes:
         mixer: The option of the mixer, with any sizes.
         mixer_name: Its name in ``layer_types``.
-        mixer_fields: Fields that set its options.
+        mixer_fields: Fields that set its options; their defaults may depend on "model_dim" and
+            "attention_heads" of the model.
         mixer_rules: Mapping rules of its layers.
         may_lack_kinds: Whether all layers may be of one kind.
     """
@@ -99,7 +100,8 @@ class LlamaHybrid(LlamaLike):
 
     def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> Any:
         """Read the mixer of a model whose remaining options are those of `config`."""
-        return with_options(self.mixer, read_options(reader, self.mixer_fields))
+        context = {"attention_heads": config.multi_head.num_heads, "model_dim": config.model_dim}
+        return with_options(self.mixer, read_options(reader, self.mixer_fields, context))
 
     def write_mixer(self, config: c.TransformerConfig, mixer: Any) -> dict[str, Any]:
         """Return the fields of the mixer."""

@@ -1,6 +1,6 @@
 """Tensor names and config.json fields shared by Llama-like families."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer import config as c
@@ -38,6 +38,7 @@ PRE_NORMS = m.layer_norm_rules(
 )
 TOP_LEVEL = m.top_level_rules("model.embed_tokens", "model.norm")
 ALL_BIASES: tuple[Any, ...] = (*QKV, "out")
+WINDOW_TYPES = {"sliding_attention": True, "full_attention": False}
 
 
 def read_sizes(reader: ConfigReader, **defaults: int) -> dict[str, Any]:
@@ -98,26 +99,30 @@ def read_biases(reader: ConfigReader) -> tuple[Any, ...]:
 
 
 def read_layer_types(
-    reader: ConfigReader, count: int, sliding: Callable[[int], bool]
+    reader: ConfigReader,
+    count: int,
+    default: Callable[[int], bool],
+    known: Mapping[str, bool] = WINDOW_TYPES,
+    *,
+    name: str = "layer_types",
 ) -> tuple[bool, ...]:
-    """Which layers have a window.
+    """Which layers are of a kind: those with a window, or those of `known`.
 
     Args:
         reader: The whole config.json.
         count: Number of layers.
-        sliding: Default for each layer.
+        default: Whether a layer is of the kind if the file lacks the field.
+        known: What each word means.
+        name: The field.
 
     Returns:
         One entry per layer.
     """
-    words = reader.sequence("layer_types", str)
+    words = reader.sequence(name, str)
     if words is None:
-        return tuple(sliding(i) for i in range(count))
-    known = {"sliding_attention": True, "full_attention": False}
+        return tuple(default(i) for i in range(count))
     if len(words) != count or not set(words) <= set(known):
-        reader.add_problem(
-            "layer_types", f"expected {' or '.join(known)} for each of {count} layers."
-        )
+        reader.add_problem(name, f"expected {' or '.join(known)} for each of {count} layers.")
         return (False,) * count
     return tuple(known[word] for word in words)
 

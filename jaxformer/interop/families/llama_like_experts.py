@@ -178,6 +178,9 @@ class Experts:
         moe: The experts, with any sizes.
         fields: Fields that say options of the experts.
         rules: Mapping rules of a layer.
+        shared_field: Field of the width of a shared expert, counted in experts; None has no such
+            field.
+        num_shared: Its default.
         constants: Fields that must be absent, null, or this value.
         unused: Fields without effect.
     """
@@ -185,6 +188,8 @@ class Experts:
     moe: c.MoE = MOE
     fields: tuple[Field, ...]
     rules: tuple[MappingRule, ...]
+    shared_field: str | None = None
+    num_shared: int = 0
     constants: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
@@ -204,7 +209,14 @@ class Experts:
             reader.require_value(name, value)
         for name in self.unused:
             reader.get(name)
-        return with_options(self.moe, read_options(reader, self.fields))
+        moe: Any = with_options(self.moe, read_options(reader, self.fields))
+        if self.shared_field is None:
+            return moe
+        count = reader.integer(self.shared_field, self.num_shared)
+        if not count:
+            return moe
+        wide = replace(moe.expert, hidden_dim=count * moe.expert.hidden_dim, bias=bias)
+        return replace(moe, shared=c.SharedExpert(expert=wide))
 
     def write_moe(self, moe: Any) -> dict[str, Any] | None:
         """Fields of the experts; None for other kinds."""
@@ -212,7 +224,16 @@ class Experts:
         def kinds(moe: c.MoE) -> tuple[type, ...]:
             return type(moe.expert), type(moe.router), type(moe.shared)
 
-        return write_options(moe, self.fields) if kinds(moe) == kinds(self.moe) else None
+        shared_fields = {}
+        if self.shared_field is not None:
+            width = 0 if moe.shared is None else moe.shared.expert.hidden_dim
+            if width % moe.expert.hidden_dim:
+                return None
+            shared_fields = {self.shared_field: width // moe.expert.hidden_dim}
+            moe = replace(moe, shared=None)
+        if kinds(moe) != kinds(self.moe):
+            return None
+        return {**write_options(moe, self.fields), **shared_fields}
 
 
 def mixtral_experts(num_experts: int = 8, top_k: int = 2, **more: Any) -> Experts:
@@ -381,8 +402,11 @@ def qwen_experts(
     }
 
 
+ONE_GROUP = c.ExpertGroups(num_groups=1, top_k=1)
+
+
 def read_groups(
-    reader: ConfigReader, default: c.ExpertGroups, *, name: str = "n_group"
+    reader: ConfigReader, default: c.ExpertGroups = ONE_GROUP, *, name: str = "n_group"
 ) -> c.ExpertGroups | None:
     """Groups of experts, of which some are chosen first; None if there is one."""
     groups = c.ExpertGroups(
@@ -395,7 +419,7 @@ def read_groups(
 
 def write_groups(groups: c.ExpertGroups | None) -> dict[str, Any]:
     """Fields of groups of experts."""
-    groups = groups or c.ExpertGroups(num_groups=1, top_k=1)
+    groups = groups or ONE_GROUP
     return {"n_group": groups.num_groups, "topk_group": groups.top_k}
 
 
@@ -405,25 +429,15 @@ class DeepSeekMoE(ExpertsInSomeLayers):
 
     Attributes:
         first_dense: Default of the number of dense layers.
-        num_experts: Default of the number of experts; None has none.
-        top_k: Default of the experts per token; None has none.
-        num_shared: Default of the width of the shared expert, in experts.
-        width: Default of the width of an expert; None has none.
-        router: Router with the defaults of its fields.
-        reads_renormalise: Whether ``norm_topk_prob`` counts; DeepSeek V2 never renormalises.
+        groups: Defaults of the groups of experts.
         names: Other names of DeepSeek's fields in this family.
         has_layer_types: Whether ``mlp_layer_types`` says which layers are dense.
     """
 
-    fields: tuple[Field, ...] = ()
     rules: tuple[MappingRule, ...] = deepseek_rules()
-    first_dense: int = 0
-    num_experts: int | None = None
-    top_k: int | None = None
     num_shared: int = 1
-    width: int | None = None
-    router: c.Router = c.Router(score="sigmoid", selection_bias=True)
-    reads_renormalise: bool = True
+    first_dense: int = 0
+    groups: c.ExpertGroups = ONE_GROUP
     names: Mapping[str, str] = field(default_factory=dict)
     has_layer_types: bool = False
 
@@ -465,47 +479,52 @@ class DeepSeekMoE(ExpertsInSomeLayers):
 
     def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
         """The experts."""
-        router = self.router
+        router: Any = self.moe.router
         reader.require_value("moe_layer_freq", 1)
         reader.require_value(self.name("scoring_func"), router.score)
-        expert = p.read_glu(reader, width_name="moe_intermediate_size", hidden_dim=self.width)
-        num_shared = reader.integer(self.name("n_shared_experts"), self.num_shared)
-        renormalise = reader.boolean(self.name("norm_topk_prob"), router.renormalise)
-        shared = replace(expert, hidden_dim=num_shared * expert.hidden_dim, bias=bias)
-        return c.MoE(
-            expert=expert,
-            num_experts=reader.integer(self.name("n_routed_experts"), self.num_experts),
-            top_k=reader.integer(self.name("num_experts_per_tok"), self.top_k),
-            router=replace(
-                router,
-                renormalise=renormalise if self.reads_renormalise else False,
-                scale=reader.number(self.name("routed_scaling_factor"), router.scale),
-                groups=self.read_groups(reader),
-            ),
-            shared=c.SharedExpert(expert=shared),
-        )
+        if self.shared_field is not None:
+            reader.positive_integer(self.shared_field, self.num_shared)
+        moe = super().read_moe(reader, bias=bias)
+        return with_options(moe, {"router.groups": self.read_groups(reader)})
 
     def write_moe(self, moe: Any) -> dict[str, Any] | None:
         """Fields of the experts."""
-        shared = moe.shared
-        if shared is None or shared.expert.hidden_dim % moe.expert.hidden_dim:
+        fields = None if moe.shared is None else super().write_moe(moe)
+        if fields is None:
             return None
-        fields = {
-            "moe_intermediate_size": moe.expert.hidden_dim,
-            "n_routed_experts": moe.num_experts,
-            "n_shared_experts": shared.expert.hidden_dim // moe.expert.hidden_dim,
-            "num_experts_per_tok": moe.top_k,
-            **write_groups(moe.router.groups),
-            "norm_topk_prob": moe.router.renormalise,
-            "routed_scaling_factor": moe.router.scale,
-        }
-        return {self.name(name): value for name, value in fields.items()}
+        groups = write_groups(moe.router.groups)
+        return {**fields, **{self.name(name): value for name, value in groups.items()}}
 
     def read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
         """Groups of experts, of which some are chosen first."""
         reader.require_value("topk_method", "noaux_tc")
-        default = self.router.groups or c.ExpertGroups(num_groups=1, top_k=1)
-        return read_groups(reader, default, name=self.name("n_group"))
+        return read_groups(reader, self.groups, name=self.name("n_group"))
+
+
+def deepseek_experts(
+    num_experts: int | None = None,
+    top_k: int | None = None,
+    *,
+    width: int | None = None,
+    router: c.Router | None = None,
+    names: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Arguments of `DeepSeekMoE`: defaults of its fields, which may have other names."""
+    names, router = names or {}, router or c.Router(score="sigmoid", selection_bias=True)
+    fields = (
+        Field("moe_intermediate_size", "expert.hidden_dim", width),
+        ACTIVATION,
+        Field("n_routed_experts", "num_experts", num_experts),
+        Field("num_experts_per_tok", "top_k", top_k),
+        Field("norm_topk_prob", "router.renormalise", router.renormalise),
+        Field("routed_scaling_factor", "router.scale", router.scale),
+    )
+    return {
+        "moe": replace(MOE, router=router),
+        "fields": tuple(replace(row, name=names.get(row.name, row.name)) for row in fields),
+        "shared_field": names.get("n_shared_experts", "n_shared_experts"),
+        "names": names,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -521,18 +540,22 @@ class HunyuanV3MoE(DeepSeekMoE):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV2MoE(DeepSeekMoE):
-    """DeepSeek V2's, whose groups count by their best expert, and only if it says so."""
+    """DeepSeek V2's, never renormalised, whose groups count by their best expert, if at all."""
+
+    def read_moe(self, reader: ConfigReader, *, bias: bool) -> c.MoE:
+        """The experts."""
+        return with_options(super().read_moe(reader, bias=bias), {"router.renormalise": False})
 
     def read_groups(self, reader: ConfigReader) -> c.ExpertGroups | None:
         """Groups of experts."""
         reader.require_value("topk_method", "greedy", "group_limited_greedy")
-        groups, kept = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
+        num_groups, top_k = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
         if reader.get("topk_method", "greedy") != "group_limited_greedy":
             return None
-        if groups is None or kept is None:
+        if num_groups is None or top_k is None:
             reader.add_problem("topk_method", "it needs n_group and topk_group.")
             return None
-        return c.ExpertGroups(num_groups=groups, top_k=kept, score="max")
+        return c.ExpertGroups(num_groups=num_groups, top_k=top_k, score="max")
 
     def write_moe(self, moe: Any) -> dict[str, Any] | None:
         """As DeepSeek V3's, with the method."""

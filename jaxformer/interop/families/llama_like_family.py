@@ -16,7 +16,6 @@ from jaxformer.interop.families.llama_like_options import (
     NORM_RULES,
     Branch,
     Dense,
-    NoWindows,
     OneRope,
     Windows,
 )
@@ -27,7 +26,7 @@ from jaxformer.interop.families.option_fields import (
     write_options,
 )
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
-from jaxformer.interop.param_mapping import MappingRule, ParamMapping
+from jaxformer.interop.param_mapping import MappingRule, decoder_mapping
 
 FEED_FORWARD_BIAS = ("feed_forward",)
 HEAD_BIAS = ("head",)
@@ -108,7 +107,7 @@ class LlamaLike:
     top_level: tuple[MappingRule, ...] = p.TOP_LEVEL
     sinks: bool = False
     output_gate: c.OutputGate | None = None
-    windows: Windows = NoWindows()
+    windows: Windows = Windows()
     positions: OneRope = OneRope()
     branch: Branch = Dense()
     fields: tuple[Field, ...] = ()
@@ -126,7 +125,7 @@ class LlamaLike:
             self.architecture,
             self.read,
             self.write,
-            ParamMapping(top_level=self.top_level, stacks={"decoder": self.layer_rules()}),
+            decoder_mapping(self.top_level, *self.layer_rules()),
             ignored_tensors=(*INV_FREQ_PATTERNS, *self.ignored_tensors),
             predicts_further_tokens=isinstance(self.branch, DeepSeekMoE),
             in_transformers=self.in_transformers,

@@ -11,12 +11,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.param_mapping import MappingRule, fused_rules, layer_norm_rules, linear_rules
-from jaxformer.interop.rope_config import (
-    read_rope,
-    read_rope_section,
-    write_rope,
-    write_rope_section,
-)
+from jaxformer.interop.rope_config import RopeFields, read_rope_section, write_rope_section
 
 POST_NORMS = layer_norm_rules(
     p.LAYER_PREFIX,
@@ -37,39 +32,26 @@ NORM_RULES: Mapping[str, tuple[MappingRule, ...]] = {
 }
 
 
-@runtime_checkable
-class Windows(Protocol):
-    """How config.json has the sliding windows."""
+@dataclass(frozen=True)
+class Windows:
+    """How config.json has the sliding windows: here every layer sees the whole context."""
 
     def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """Windows of the layers, as a cycle."""
-        ...
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of config.json."""
-        ...
-
-
-@dataclass(frozen=True)
-class NoWindows:
-    """Every layer sees the whole context."""
-
-    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
-        """No window."""
         return (None,)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """No field."""
+        """The fields of config.json."""
         return {}
 
 
 @dataclass(frozen=True)
-class OneWindow:
+class OneWindow(Windows):
     """One window for all layers.
 
     Attributes:
         default: Its value if the file lacks it.
-        switch: A field without which there is none.
+        switch: A field without which there is none; None has no such field.
     """
 
     default: int | None
@@ -77,10 +59,8 @@ class OneWindow:
 
     def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The window."""
-        window = reader.optional_integer("sliding_window", self.default)
         reader.get("max_window_layers")  # in released files, and without effect
-        is_on = self.switch is None or reader.boolean(self.switch, False)
-        return (window if is_on else None,)
+        return (self._read_window(reader),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
         """The window and the switch."""
@@ -88,59 +68,25 @@ class OneWindow:
         switch = {} if self.switch is None else {self.switch: window is not None}
         return {"sliding_window": window, **switch}
 
-
-@dataclass(frozen=True)
-class LastLayerWindows:
-    """A window for the layers from ``max_window_layers`` on, or by ``layer_types`` (Qwen).
-
-    Attributes:
-        switch: A field without which there is none; None has no such field.
-        first: Default of ``max_window_layers``.
-    """
-
-    switch: str | None = "use_sliding_window"
-    first: int = 28
-
-    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
-        """The windows."""
-        window = reader.optional_integer("sliding_window", 4096)
-        first = reader.integer("max_window_layers", self.first)
-        if self.switch is not None and not reader.boolean(self.switch, False):
-            window = None
-        sliding = p.read_layer_types(
-            reader, num_layers, lambda i: window is not None and i >= first
-        )
-        return p.window_cycle(reader, sliding, window)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The window, the first layer that has it, and the types."""
-        kinds = p.write_layer_types(config)
-        sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
-        switch = {} if self.switch is None else {self.switch: any(sliding)}
-        return {**kinds, **switch, "max_window_layers": [*sliding, True].index(True)}
+    def _read_window(self, reader: ConfigReader) -> int | None:
+        window = reader.optional_integer("sliding_window", self.default)
+        return window if self.switch is None or reader.boolean(self.switch, False) else None
 
 
 @dataclass(frozen=True)
-class LayerTypeWindows:
+class LayerTypeWindows(OneWindow):
     """A window for the layers that ``layer_types`` names; without it, all but every `period`-th.
 
     Attributes:
-        default: The window if the file lacks it.
         period: None is a window in every layer.
-        switch: A field without which there is none.
     """
 
-    default: int | None
     period: int | None = None
-    switch: str | None = None
 
     def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows."""
-        window = reader.optional_integer("sliding_window", self.default)
+        window, period = self._read_window(reader), self.period
         reader.get("max_window_layers")  # in released files, and without effect
-        period = self.period
-        if self.switch is not None and not reader.boolean(self.switch, False):
-            window = None
         if isinstance(reader.get("sliding_window_pattern"), int):
             # Without a window transformers writes 0.
             read = reader.integer if window is None else reader.positive_integer
@@ -153,86 +99,91 @@ class LayerTypeWindows:
         return (None,) if window is None else p.window_cycle(reader, sliding, window)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The window, the types and the switch."""
-        fields = p.write_layer_types(config)
-        has_window = fields["sliding_window"] is not None
-        return fields if self.switch is None else {**fields, self.switch: has_window}
+        """The window, the switch and the types."""
+        return {**super().write(config), **p.write_layer_types(config)}
 
 
 @dataclass(frozen=True)
-class WindowsByInterval:
+class LastLayerWindows(LayerTypeWindows):
+    """A window for the layers from ``max_window_layers`` on, or by ``layer_types`` (Qwen).
+
+    Attributes:
+        first: Default of ``max_window_layers``.
+    """
+
+    default: int | None = 4096
+    switch: str | None = "use_sliding_window"
+    first: int = 28
+
+    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
+        """The windows."""
+        window = self._read_window(reader)
+        first = reader.integer("max_window_layers", self.first)
+        sliding = p.read_layer_types(
+            reader, num_layers, lambda i: window is not None and i >= first
+        )
+        return p.window_cycle(reader, sliding, window)
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The window, the switch, the types, and the first layer that has the window."""
+        fields = super().write(config)
+        kinds = [*fields["layer_types"], "sliding_attention"]
+        return {**fields, "max_window_layers": kinds.index("sliding_attention")}
+
+
+@dataclass(frozen=True)
+class WindowsByInterval(LayerTypeWindows):
     """A window for the layers that ``layer_types`` names; without it, all but every n-th.
 
     Attributes:
-        default: The window if the file lacks it.
-        interval: Default of n.
+        period: Default of n.
         fields: Fields of n, of which the last one counts.
     """
 
-    default: int
-    interval: int
+    period: int = 4
     fields: tuple[str, ...] = ()
 
     def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows."""
-        interval = self.interval
+        period = self.period
         for name in self.fields:
-            interval = reader.positive_integer(name, interval)
+            period = reader.positive_integer(name, period)
             reader.get(f"_{name}")
-        sliding = p.read_layer_types(reader, num_layers, lambda i: (i + 1) % interval > 0)
-        window = reader.optional_integer("sliding_window", self.default)
-        return p.window_cycle(reader, sliding, window)
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
-        """The window and the types."""
-        return p.write_layer_types(config)
+        sliding = p.read_layer_types(reader, num_layers, lambda i: (i + 1) % period > 0)
+        return p.window_cycle(reader, sliding, self._read_window(reader))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRope:
+class OneRope(RopeFields):
     """The same RoPE in every layer.
 
     Attributes:
-        base: Default of the base.
-        max_length: Default of ``max_position_embeddings``.
-        pairing: Features that it turns as a pair.
-        fraction: Default of the fraction of a head that it turns; None is always the whole head.
         has_default_scaling: Whether a file without ``rope_parameters`` and ``rope_scaling`` means
             a scaling, so that it is refused.
     """
 
-    base: float = 1e4
-    max_length: int = 2048
-    pairing: Any = "halves"
-    fraction: float | None = None
     has_default_scaling: bool = False
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """Positions of the layers, as a cycle; `windows` are those of the layers."""
-        return (self._read_rope(reader),)
+        return (self.read_rope(reader),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json, or None for a model without RoPE."""
         if not p.has_rope(config):
             return None
-        name = None if self.fraction is None else "partial_rotary_factor"
-        return write_rope(p.first_rope(config), fraction_name=name)
+        return self.write_rope(p.first_rope(config))
 
     def read_query_scaling(self, reader: ConfigReader) -> c.QueryScaling | None:
         """How queries grow with the position, if they do."""
         return None
 
-    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """Read the whole config.json."""
         has_section = "rope_parameters" in reader or "rope_scaling" in reader
         if self.has_default_scaling and not has_section:
             reader.add_problem("rope_parameters", "the scaling of RoPE must be in the file.")
-        return read_rope(
-            reader,
-            base=self.base,
-            max_length=self.max_length,
-            pairing=self.pairing,
-            fraction=self.fraction,
-        )
+        return super().read_rope(reader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +192,7 @@ class RopeByNumber(OneRope):
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing."""
-        rope, count = self._read_rope(reader), reader.integer("num_hidden_layers")
+        rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
         interval = reader.positive_integer("no_rope_layer_interval", 4)
         turned = reader.sequence("no_rope_layers", int)
         if turned is None:
@@ -270,7 +221,7 @@ class RopeOfWindows(OneRope):
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing, as the windows."""
-        rope = self._read_rope(reader)
+        rope = self.read_rope(reader)
         if windows == (None,) and self.without_windows:
             return (rope,)
         return tuple(None if window is None else rope for window in windows)
@@ -283,17 +234,29 @@ class RopeOfWindows(OneRope):
 
 @dataclass(frozen=True, kw_only=True)
 class RopeByLayerType(OneRope):
-    """One RoPE for layers with a window, another, such as YaRN, for those without."""
+    """One RoPE for layers with a window, another, such as YaRN, for those without.
+
+    Attributes:
+        local_base: Default of ``rope_local_base_freq``, the base of the former; None has no such
+            field.
+    """
+
+    local_base: float | None = None
 
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """The RoPE of each layer."""
-        length = reader.integer("max_position_embeddings", self.max_length)
-        base = reader.number("rope_theta", self.base)
-        both, old = reader.section("rope_parameters"), reader.section("rope_scaling")
-        full, local = (both and both.section(f"{x}_attention") for x in ("full", "sliding"))
+        length = reader.positive_integer("max_position_embeddings", self.max_length)
+        base = local_base = reader.number("rope_theta", self.base)
+        if self.local_base is not None:
+            local_base = reader.number("rope_local_base_freq", self.local_base)
+        both, old = reader.part("rope_parameters"), reader.section("rope_scaling")
+        full, local = (both.section(f"{x}_attention") for x in ("full", "sliding"))
+        if full is not None and old is not None:
+            base = full.number("rope_theta", base)
+            full.mark_read()
         ropes = [
             read_rope_section(section or ConfigReader({}), base=base, max_length=length)
-            for section in (old or full, local)
+            for section, base in ((old or full, base), (local, local_base))
         ]
         return shortest_cycle(tuple(ropes[window is not None] for window in windows))
 
@@ -301,14 +264,26 @@ class RopeByLayerType(OneRope):
         """Both."""
         if not p.has_rope(config):
             return None
-        layers = [config.layer(i) for i in range(config.num_layers)]
-        fields, sections = dict[str, Any](), dict[str, Any]()
-        for name, has_window in (("full_attention", False), ("sliding_attention", True)):
-            ropes = [x.positions for x in layers if (x.window is not None) == has_window]
-            rope = ropes[0] if ropes and isinstance(ropes[0], c.Rope) else p.first_rope(config)
-            sections[name], lengths = write_rope_section(rope)
-            fields |= lengths
-        return {**fields, "rope_parameters": sections}
+        layers = [config.layer(i) for i in reversed(range(config.num_layers))]
+        ropes = {
+            layer.window is None: layer.positions
+            for layer in layers
+            if isinstance(layer.positions, c.Rope)
+        }
+        first = p.first_rope(config)
+        full, lengths = write_rope_section(ropes.get(True, first))
+        local, local_lengths = write_rope_section(ropes.get(False, first))
+        sections = {"full_attention": full, "sliding_attention": local}
+        fields = {**lengths, **local_lengths, "rope_parameters": sections}
+        if self.local_base is None:
+            return fields
+        scaling = {name: value for name, value in full.items() if name != "rope_theta"}
+        return {
+            **fields,
+            "rope_theta": full["rope_theta"],
+            "rope_local_base_freq": local["rope_theta"],
+            "rope_scaling": None if full["rope_type"] == "default" else scaling,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +302,9 @@ class RopeWithAlpha(OneRope):
             "rope_parameters": {**fields["rope_parameters"], **section},
         }
 
-    def _read_rope(self, reader: ConfigReader) -> c.Rope:
-        rope = super()._read_rope(reader)
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """RoPE of the whole config.json."""
+        rope = super().read_rope(reader)
         section = reader.section("rope_scaling") or reader.section("rope_parameters")
         if section is None or not isinstance(rope.scaling, c.DynamicNTK):
             return rope

@@ -11,6 +11,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_hybrid import LlamaHybrid
 from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField
 from jaxformer.interop.families.llama_like_options import Dense, OneRope
+from jaxformer.interop.families.option_fields import BiasesField, Field, read_options, write_options
 from jaxformer.interop.family import Family
 from jaxformer.interop.transforms import ConvolutionKernel, Flatten, Fused
 
@@ -40,13 +41,8 @@ class Mamba2Fields:
     """The fields of config.json that describe a Mamba 2 layer: their names, and defaults.
 
     Attributes:
-        num_heads: Field of the number of heads, 128 by default.
-        head_dim: Field of their width.
-        num_groups: Field of the number of groups that share B and C.
-        state_dim: Field of the width of B and C.
-        width: Field of the convolution's width, 4 by default.
-        convolution_bias: Field of the convolution's bias, which is there by default.
-        bias: Field of the projections' biases, which are not there by default.
+        fields: Fields that set its options, but for the width of heads.
+        head_dim: Field of this width.
         activation: Field of the activation after the convolution.
         unused: Fields without effect.
         inner_width: Field of the width of all heads, 1024 by default; null follows from `expand`.
@@ -54,24 +50,15 @@ class Mamba2Fields:
         expand: Field of the width of all heads over that of the model, 2 by default; None if heads
             may have any width.
         default_head_dim: Default of the width of a head; None follows from `expand`.
-        default_groups: Default of the number of groups.
-        default_state_dim: Default of the width of B and C.
     """
 
-    num_heads: str
+    fields: tuple[Field, ...]
     head_dim: str
-    num_groups: str = "n_groups"
-    state_dim: str
-    width: str = "conv_kernel"
-    convolution_bias: str = "use_conv_bias"
-    bias: str = "use_bias"
     activation: str = "hidden_act"
     unused: tuple[str, ...]
     inner_width: str | None = None
     expand: str | None = "expand"
     default_head_dim: int | None = None
-    default_groups: int = 8
-    default_state_dim: int = 128
 
     def read(
         self, reader: ConfigReader, norm: c.Norm, *, min_step: float, max_step: float | None
@@ -87,24 +74,17 @@ class Mamba2Fields:
         for name in self.unused:
             reader.get(name)
         reader.require_value(self.activation, "silu", "swish")
-        heads = reader.integer(self.num_heads, 128)
-        biases: list[Any] = ["in", "out"] if reader.boolean(self.bias, False) else []
-        if reader.boolean(self.convolution_bias, True):
-            biases.append("convolution")
+        options = read_options(reader, self.fields)
         return c.LinearAttention(
-            num_heads=heads,
-            num_key_heads=reader.integer(self.num_groups, self.default_groups),
-            key_dim=reader.integer(self.state_dim, self.default_state_dim),
-            value_dim=self._read_head_dim(reader, heads),
+            **options,
+            value_dim=self._read_head_dim(reader, options["num_heads"]),
             decay=c.StepDecay(min_step=min_step, max_step=max_step),
             delta_rule=False,
             beta="step",
             unit_vectors=False,
             scale=1.0,
             skip=True,
-            convolution_width=reader.integer(self.width, 4),
             output=c.GatedNorm(norm=norm, over="group", placement="before_norm"),
-            biases=tuple(biases),
         )
 
     def _read_head_dim(self, reader: ConfigReader, heads: int) -> int:
@@ -128,15 +108,7 @@ class Mamba2Fields:
 
     def write(self, config: c.TransformerConfig, layer: c.LinearAttention) -> dict[str, Any]:
         """Fields of the layer, without the limits of its steps."""
-        fields = {
-            self.num_heads: layer.num_heads,
-            self.head_dim: layer.value_dim,
-            self.num_groups: layer.num_key_heads,
-            self.state_dim: layer.key_dim,
-            self.width: layer.convolution_width,
-            self.convolution_bias: "convolution" in layer.biases,
-            self.bias: "out" in layer.biases,
-        }
+        fields = {**write_options(layer, self.fields), self.head_dim: layer.value_dim}
         if self.inner_width is not None:
             fields[self.inner_width] = layer.heads_width
         elif self.expand is not None:
@@ -167,10 +139,19 @@ def write_step_limits(layer: c.LinearAttention) -> dict[str, Any]:
     return {"time_step_limit": [decay.min_step, largest]}
 
 
+GROUPS_AND_CONVOLUTION = (
+    Field("n_groups", "num_key_heads", 8),
+    Field("conv_kernel", "convolution_width", 4),
+    BiasesField("use_bias", "biases", False, layers=("in", "out")),
+    BiasesField("use_conv_bias", "biases", True, layers=("convolution",)),
+)
 MAMBA2 = Mamba2Fields(
-    num_heads="num_heads",
+    fields=(
+        Field("num_heads", "num_heads", 128),
+        Field("state_size", "key_dim", 128),
+        *GROUPS_AND_CONVOLUTION,
+    ),
     head_dim="head_dim",
-    state_dim="state_size",
     default_head_dim=64,
     # Initial values, and the forms of a computation.
     unused=(
@@ -178,28 +159,28 @@ MAMBA2 = Mamba2Fields(
         *("rescale_prenorm_residual", "residual_in_fp32"),
     ),
 )
+BAMBA_SIZES = (
+    Field("mamba_n_heads", "num_heads", 128),
+    Field("mamba_n_groups", "num_key_heads", 1),
+    Field("mamba_d_state", "key_dim", 256),
+    Field("mamba_d_conv", "convolution_width", 4),
+)
+BAMBA_CONVOLUTION = BiasesField("mamba_conv_bias", "biases", True, layers=("convolution",))
 BAMBA = Mamba2Fields(
-    num_heads="mamba_n_heads",
+    fields=(
+        *BAMBA_SIZES,
+        BiasesField("mamba_proj_bias", "biases", False, layers=("in", "out")),
+        BAMBA_CONVOLUTION,
+    ),
     head_dim="mamba_d_head",
-    num_groups="mamba_n_groups",
-    state_dim="mamba_d_state",
-    width="mamba_d_conv",
-    convolution_bias="mamba_conv_bias",
-    bias="mamba_proj_bias",
     expand="mamba_expand",
-    default_groups=1,
-    default_state_dim=256,
     unused=("mamba_chunk_size", "num_logits_to_keep"),
 )
 BACKBONE_TOP_LEVEL = m.top_level_rules("backbone.embeddings", "backbone.norm_f")
-MAMBA2_TABLE = m.ParamMapping(
-    top_level=BACKBONE_TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *m.norm_rules("backbone.layers.{layer}.norm", "pre_attention_norm"),
-            *mamba2_rules("backbone.layers.{layer}.mixer"),
-        )
-    },
+MAMBA2_TABLE = m.decoder_mapping(
+    BACKBONE_TOP_LEVEL,
+    *m.norm_rules("backbone.layers.{layer}.norm", "pre_attention_norm"),
+    *mamba2_rules("backbone.layers.{layer}.mixer"),
 )
 
 

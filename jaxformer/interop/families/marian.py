@@ -148,6 +148,10 @@ def _read(reader: ConfigReader, table: FieldTable, scaled: bool) -> c.Transforme
     config = table.read(reader, {"embedding.scale": scale})
     reader.require_value("num_hidden_layers", config.stacks["encoder"][1])
     heads = reader.positive_integer("encoder_attention_heads")
+    if config.model_dim % heads and not reader.problems:
+        reader.add_problem(
+            "encoder_attention_heads", f"it must divide d_model, {config.model_dim}."
+        )
     branch: Any = config.feed_forward[0]
     attention = replace(
         config.multi_head,

@@ -19,7 +19,6 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_hybrid import LlamaHybrid
 from jaxformer.interop.families.llama_like_experts import mixtral_experts
 from jaxformer.interop.families.llama_like_options import OneRope
-from jaxformer.interop.rope_config import write_rope
 from jaxformer.interop.transforms import FusedPerGroup
 
 LIGHTNING = (
@@ -47,13 +46,14 @@ class MiniMaxRope(OneRope):
             return None
         rope = p.first_rope(config)
         rotated = rope.rotary_dim(config.multi_head.head_dim)
-        fields = write_rope(replace(rope, fraction=1.0))
+        fields = self.write_rope(replace(rope, fraction=1.0))
         return fields if rope.fraction == 1 else {**fields, "rotary_dim": rotated}
 
-    def _read_rope(self, reader: ConfigReader) -> c.Rope:
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """RoPE of the whole config.json."""
         head_dim = p.read_heads(reader)["head_dim"]
         fraction = reader.integer("rotary_dim", head_dim) / max(1, head_dim)
-        return replace(super()._read_rope(reader), fraction=fraction)
+        return replace(super().read_rope(reader), fraction=fraction)
 
 
 @dataclass(frozen=True)

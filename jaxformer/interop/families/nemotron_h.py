@@ -17,6 +17,7 @@ from jaxformer.interop.families.llama_like_experts import (
 )
 from jaxformer.interop.families.mamba import (
     BACKBONE_TOP_LEVEL,
+    GROUPS_AND_CONVOLUTION,
     Mamba2Fields,
     mamba2_rules,
     read_step_limits,
@@ -42,9 +43,12 @@ UNUSED = (
     "use_mamba_kernels"
 )
 MAMBA = Mamba2Fields(
-    num_heads="mamba_num_heads",
+    fields=(
+        Field("mamba_num_heads", "num_heads", 128),
+        Field("ssm_state_size", "key_dim", 128),
+        *GROUPS_AND_CONVOLUTION,
+    ),
     head_dim="mamba_head_dim",
-    state_dim="ssm_state_size",
     activation="mamba_hidden_act",
     expand=None,
     default_head_dim=64,
@@ -85,18 +89,14 @@ EXPERTS = Experts(
     ),
     constants={"n_shared_experts": 1},
 )
-TABLE = m.ParamMapping(
-    top_level=BACKBONE_TOP_LEVEL,
-    stacks={
-        "decoder": (
-            *m.norm_rules(f"{LAYER}.norm", "pre_attention_norm"),  # a layer has one of the two
-            *m.norm_rules(f"{LAYER}.norm", "pre_feed_forward_norm"),
-            *mamba2_rules(MIXER),
-            *(replace(rule, kind=c.MultiHead) for rule in m.attention_rules(MIXER)),
-            *m.branch_rules(MIXER, "feed_forward", up="up_proj", down="down_proj"),
-            *EXPERTS.rules,
-        )
-    },
+TABLE = m.decoder_mapping(
+    BACKBONE_TOP_LEVEL,
+    *m.norm_rules(f"{LAYER}.norm", "pre_attention_norm"),  # a layer has one of the two
+    *m.norm_rules(f"{LAYER}.norm", "pre_feed_forward_norm"),
+    *mamba2_rules(MIXER),
+    *(replace(rule, kind=c.MultiHead) for rule in m.attention_rules(MIXER)),
+    *m.branch_rules(MIXER, "feed_forward", up="up_proj", down="down_proj"),
+    *EXPERTS.rules,
 )
 
 
@@ -153,7 +153,7 @@ def _read_layer_types(reader: ConfigReader) -> tuple[str, ...]:
 
 def _read_moe(reader: ConfigReader) -> c.MoE:
     moe, latent = EXPERTS.read_moe(reader, bias=False), None
-    groups = read_groups(reader, c.ExpertGroups(num_groups=1, top_k=1))
+    groups = read_groups(reader)
     latent_dim = reader.optional_integer("moe_latent_size")
     if latent_dim is not None:
         latent = c.ExpertLatent(latent_dim=latent_dim, bias=reader.boolean(BIAS, False))

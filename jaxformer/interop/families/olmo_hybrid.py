@@ -3,6 +3,7 @@
 Transformers cuts the convolutions of queries, keys and values into thirds when it writes a file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_hybrid import LlamaHybrid
 from jaxformer.interop.families.llama_like_family import BiasField
 from jaxformer.interop.families.llama_like_options import OneRope
+from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.transforms import ConvolutionKernel
 
 DELTA_NET = f"{p.LAYER_PREFIX}.linear_attn"
@@ -46,6 +48,11 @@ RENAMES = (  # names in memory, and of the attention layers in other files
     (r"(layers\.\d+)\.post_attention_layernorm\.", r"\1.feedforward_layer_norm."),
 )
 READ_NORM = c.RMSNorm(eps=1e-5)  # of what is read from the state, independent of rms_norm_eps
+
+
+def three_quarters_of_width(options: Mapping[str, Any]) -> int:
+    """Width of a key whose heads together have three quarters of the model's."""
+    return int(0.75 * options["model_dim"]) // max(1, options["num_key_heads"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,33 +92,6 @@ class OlmoHybrid(LlamaHybrid):
         )
         return replace(config, norm_placement=placements)
 
-    def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
-        """Gated DeltaNet."""
-        heads = reader.integer("num_attention_heads", 30)
-        key_heads = reader.integer("linear_num_key_heads", heads)
-        width = int(0.75 * reader.integer("hidden_size", 1)) // max(1, key_heads)
-        key_dim = reader.integer("linear_key_head_dim", width)
-        return c.LinearAttention(
-            num_heads=reader.integer("linear_num_value_heads", heads),
-            num_key_heads=key_heads,
-            key_dim=key_dim,
-            value_dim=reader.integer("linear_value_head_dim", 2 * key_dim),
-            max_beta=2.0 if reader.boolean("linear_allow_neg_eigval", True) else 1.0,
-            convolution_width=reader.integer("linear_conv_kernel_dim", 4),
-            output=c.GatedNorm(norm=READ_NORM),
-        )
-
-    def write_mixer(self, config: c.TransformerConfig, mixer: Any) -> dict[str, Any]:
-        """Fields of gated DeltaNet."""
-        return {
-            "linear_num_value_heads": mixer.num_heads,
-            "linear_num_key_heads": mixer.num_key_heads,
-            "linear_key_head_dim": mixer.key_dim,
-            "linear_value_head_dim": mixer.value_dim,
-            "linear_conv_kernel_dim": mixer.convolution_width,
-            "linear_allow_neg_eigval": mixer.max_beta == 2,
-        }
-
     def default_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
         """Attention in every fourth layer; in the last one, if there is none."""
         types = super().default_types(reader, num_layers)
@@ -127,6 +107,17 @@ ROW = OlmoHybrid(
     biases=(BiasField("attention_bias", p.ALL_BIASES),),
     qk_norm=c.QKNorm(over="width"),
     attention_rules=FULL_LAYER,
+    mixer=c.LinearAttention(
+        num_heads=1, num_key_heads=1, key_dim=1, value_dim=1, output=c.GatedNorm(norm=READ_NORM)
+    ),
+    mixer_fields=(
+        Field("linear_num_key_heads", "num_key_heads", lambda x: x["attention_heads"]),
+        Field("linear_num_value_heads", "num_heads", lambda x: x["attention_heads"]),
+        Field("linear_key_head_dim", "key_dim", three_quarters_of_width),
+        Field("linear_value_head_dim", "value_dim", lambda x: 2 * x["key_dim"]),
+        Field("linear_conv_kernel_dim", "convolution_width", 4),
+        Field("linear_allow_neg_eigval", "max_beta", True, choices={True: 2.0, False: 1.0}),
+    ),
     mixer_rules=LINEAR_LAYER,
     may_lack_kinds=True,
     unused=(  # initial values

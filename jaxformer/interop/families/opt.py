@@ -8,6 +8,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.option_fields import (
     POSITIVE_INTEGER,
+    BiasesField,
     Field,
     FieldTable,
     template,
@@ -17,26 +18,22 @@ from jaxformer.interop.family import Family
 
 STACK = "model.decoder"
 LAYER = f"{STACK}.layers.{{layer}}"
-MAPPING = m.ParamMapping(
-    top_level=(
+MAPPING = m.decoder_mapping(
+    (
         *m.top_level_rules(f"{STACK}.embed_tokens", f"{STACK}.final_layer_norm"),
         m.MappingRule(f"{STACK}.embed_positions.weight", "embedding/positions/embedding"),
         *m.linear_rules(f"{STACK}.project_in", "embedding/projection"),
         *m.linear_rules(f"{STACK}.project_out", "head/projection"),
     ),
-    stacks={
-        "decoder": (
-            # The norm is before its branch or after the residual sum.
-            *(
-                rule
-                for at in ("pre", "post")
-                for name, branch in (("self_attn", "attention"), ("final", "feed_forward"))
-                for rule in m.norm_rules(f"{LAYER}.{name}_layer_norm", f"{at}_{branch}_norm")
-            ),
-            *m.attention_rules(f"{LAYER}.self_attn", out="out_proj"),
-            *m.branch_rules(LAYER, "feed_forward", up="fc1", down="fc2"),
-        )
-    },
+    # The norm is before its branch or after the residual sum.
+    *(
+        rule
+        for at in ("pre", "post")
+        for name, branch in (("self_attn", "attention"), ("final", "feed_forward"))
+        for rule in m.norm_rules(f"{LAYER}.{name}_layer_norm", f"{at}_{branch}_norm")
+    ),
+    *m.attention_rules(f"{LAYER}.self_attn", out="out_proj"),
+    *m.branch_rules(LAYER, "feed_forward", up="fc1", down="fc2"),
 )
 TABLE = FieldTable(
     template=template(
@@ -53,6 +50,7 @@ TABLE = FieldTable(
         Field("ffn_dim", "feed_forward.hidden_dim"),
         Field("activation_function", "feed_forward.activation", "relu"),
         Field("enable_bias", "feed_forward.bias", True),
+        BiasesField("enable_bias", "attention.biases", True, layers=ALL_BIASES),
         Field(
             "layer_norm_elementwise_affine",
             "norm.parameters",
@@ -74,7 +72,6 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     dropped = reader.boolean("_remove_final_layer_norm", False)
     width = reader.integer("word_embed_proj_dim", config.model_dim)
     options = {
-        "attention.biases": ALL_BIASES if reader.boolean("enable_bias", True) else (),
         "final_norm": config.norm_placement == "pre" and not dropped,
         "embedding.dim": None if width == config.model_dim else width,
     }

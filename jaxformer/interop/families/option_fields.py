@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.rope_config import RopeFields
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class Field:
     """A field of config.json and the option that it sets.
 
     Attributes:
-        name: The field.
+        name: The field; "attn_config.clip_qkv" is one of an object.
         option: Path of the option in the configuration, such as "norm.eps"; of a cycle over layers
             it is that of the first.
         default: Value if the file lacks the field, of its type, or a function that gives it from
@@ -48,13 +49,19 @@ class Field:
     def read_option(self, reader: ConfigReader, options: Mapping[str, Any]) -> Any:
         """Read the option; `options` are those of the fields before."""
         default = self.default(options) if callable(self.default) else self.default
+        reader, field_name = part_and_name(reader, self.name)
         if isinstance(default, str):
-            return reader.choice(self.name, default, self.choices or HF_ACTIVATIONS)
+            return reader.choice(field_name, default, self.choices or HF_ACTIVATIONS)
         read = READERS[type(default)] if self.read is None else self.read
         if self.alias is not None and default is not None:
             default = read(reader, self.alias, default)
-        value = read(reader, self.name, default)
-        return value if self.choices is None else self.choices[value]
+        value = read(reader, field_name, default)
+        if self.choices is None:
+            return value
+        if value not in self.choices:
+            known = " or ".join(map(repr, self.choices))
+            reader.add_problem(field_name, f"not supported by jaxformer; it must be {known}.")
+        return self.choices.get(value)
 
     def write_option(self, value: Any) -> Any:
         """Return the value of the field for an option; the default if no choice has it.
@@ -70,16 +77,46 @@ class Field:
         )
 
 
+@dataclass(frozen=True)
+class BiasesField(Field):
+    """A field that says whether some linear layers have biases; the option names all that do.
+
+    Attributes:
+        layers: The linear layers.
+    """
+
+    layers: tuple[str, ...] = ()
+
+    def read_option(self, reader: ConfigReader, options: Mapping[str, Any]) -> Any:
+        """The layers with biases by this field and those before."""
+        has_biases = super().read_option(reader, options)
+        return (*options.get(self.option, ()), *(self.layers if has_biases else ()))
+
+    def write_option(self, value: Any) -> bool:
+        """Whether all layers of this field have biases."""
+        return {*self.layers} <= {*value}
+
+
+def part_and_name(reader: ConfigReader, path: str) -> tuple[ConfigReader, str]:
+    """Return the reader of the object that has a field, and the name of the field in it."""
+    *parts, name = path.split(".")
+    for part in parts:
+        reader = reader.part(part)
+    return reader, name
+
+
 def four_widths(options: Mapping[str, Any]) -> int:
     """Four times the width of the model, the usual width of a network without a gate."""
     return int(4 * options["model_dim"])
 
 
-def read_options(reader: ConfigReader, fields: Iterable[Field]) -> dict[str, Any]:
-    """Read the options of the fields, by path."""
+def read_options(
+    reader: ConfigReader, fields: Iterable[Field], context: Mapping[str, Any] = EMPTY
+) -> dict[str, Any]:
+    """Read the options of the fields, by path; defaults may depend on those of `context` too."""
     options = dict[str, Any]()
     for row in fields:
-        options[row.option] = row.read_option(reader, options)
+        options[row.option] = row.read_option(reader, {**context, **options})
     return options
 
 
@@ -102,7 +139,14 @@ def with_options(parent: T, options: Mapping[str, Any]) -> T:
 
 def write_options(parent: Any, fields: Iterable[Field]) -> dict[str, Any]:
     """Return the fields of a configuration, or of a part of one."""
-    return {row.name: row.write_option(_option(parent, row)) for row in fields}
+    values = dict[str, Any]()
+    for row in fields:
+        *parts, name = row.name.split(".")
+        section = values
+        for part in parts:
+            section = section.setdefault(part, {})
+        section[name] = row.write_option(_option(parent, row))
+    return values
 
 
 def _option(parent: Any, row: Field) -> Any:
@@ -127,6 +171,7 @@ class FieldTable:
         constants: Fields that must be absent, null, or this value.
         unused: Fields without effect.
         written: Fields that are written beside the others.
+        rope: Fields of RoPE, if all models have it.
     """
 
     template: c.TransformerConfig
@@ -134,34 +179,43 @@ class FieldTable:
     constants: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
+    rope: RopeFields | None = None
 
     def read(self, reader: ConfigReader, more: Mapping[str, Any] = EMPTY) -> c.TransformerConfig:
         """Read config.json; `more` are options by path, besides those of the fields."""
         for name, value in self.constants.items():
             reader.require_value(name, value)
-        for name in self.unused:
-            reader.get(name)
-        options = read_options(reader, self.fields)
-        heads = options["attention.num_heads"]
-        width = max(1, options["model_dim"] // max(1, heads))
-        defaults = {
-            "attention.num_kv_heads": heads,
-            "attention.head_dim": width,
-            "feed_forward.hidden_dim": four_widths(options),
-        }
-        return with_options(self.template, {**defaults, **options, **more})
+        for path in self.unused:
+            part, name = part_and_name(reader, path)
+            part.get(name)
+        options = {**read_options(reader, self.fields), **more}
+        if self.rope is not None:
+            options["attention.positions"] = (self.rope.read_rope(reader),)
+        heads, width = options["attention.num_heads"], options["model_dim"]
+        if "attention.head_dim" not in options and width % heads and not reader.problems:
+            names = {row.option: row.name for row in self.fields}
+            reason = f"it must divide {names['model_dim']}, {width}."
+            reader.add_problem(names["attention.num_heads"], reason)
+        head_dim = max(1, width // max(1, heads))
+        defaults = {"attention.num_kv_heads": heads, "attention.head_dim": head_dim}
+        if hasattr(self.template.feed_forward[0], "hidden_dim"):
+            defaults["feed_forward.hidden_dim"] = four_widths(options)
+        return with_options(self.template, {**defaults, **options})
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for a model without the parts of the template."""
         pairs = zip(_parts(self.template), _parts(config), strict=True)
         if any(part is not None and type(part) is not type(actual) for part, actual in pairs):
             return None
-        return {**write_options(config, self.fields), **self.written}
+        positions: Any = config.attention.positions[0]
+        rope = {} if self.rope is None else self.rope.write_rope(positions)
+        return {**write_options(config, self.fields), **rope, **self.written}
 
 
 def _parts(config: c.TransformerConfig) -> tuple[Any, ...]:
-    embedding, positions = config.embedding, config.attention.positions[0]
-    return config.topology, config.feed_forward[0], embedding.positions, embedding.norm, positions
+    embedding, branch = config.embedding, config.feed_forward[0]
+    positions = embedding.positions, config.attention.positions[0]
+    return config.topology, branch, getattr(branch, "expert", None), embedding.norm, *positions
 
 
 def template(

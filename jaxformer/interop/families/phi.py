@@ -24,8 +24,12 @@ from jaxformer.interop.families.llama_like_family import HEAD_BIAS, BiasField, L
 from jaxformer.interop.families.llama_like_options import FUSED_GLU, Dense, OneRope, OneWindow
 from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import ParamMapping, fused_rules, linear_rules, top_level_rules
-from jaxformer.interop.rope_config import read_rope
+from jaxformer.interop.param_mapping import (
+    decoder_mapping,
+    fused_rules,
+    linear_rules,
+    top_level_rules,
+)
 from jaxformer.interop.transforms import Flatten, FusedQKVPerGroup, Interleaved
 
 SMALL_QKV = f"{p.SELF_ATTENTION}.query_key_value"
@@ -48,11 +52,6 @@ class PhiRope(OneRope):
             fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in old_fields}
         return fields
 
-    def _read_rope(self, reader: ConfigReader) -> c.Rope:
-        return read_rope(
-            reader, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
-        )
-
 
 PHI3 = LlamaLike(
     "phi3",
@@ -63,7 +62,9 @@ PHI3 = LlamaLike(
         *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
     ),
     windows=OneWindow(default=None),
-    positions=PhiRope(fraction=1.0),
+    positions=PhiRope(
+        fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
+    ),
     branch=Dense(rules=FUSED_GLU),
     constants={
         **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False),
@@ -95,8 +96,9 @@ class PhimoeRope(OneRope):
             fields[name] |= {"short_mscale": factor, "long_mscale": factor}
         return fields
 
-    def _read_rope(self, reader: ConfigReader) -> c.Rope:
-        rope = super()._read_rope(reader)
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """RoPE of the whole config.json."""
+        rope = super().read_rope(reader)
         if rope.scaling is None:
             return rope
         section = reader.section("rope_scaling") or reader.section("rope_parameters") or reader
@@ -131,23 +133,19 @@ PHIMOE = LlamaLike(
         unused=("input_jitter_noise",),  # of training
     ),
 )
-PHI3SMALL = ParamMapping(
-    top_level=top_level_rules("model.embed_tokens", "model.final_layernorm"),
-    stacks={
-        "decoder": (
-            *p.PRE_NORMS,
-            *fused_rules(SMALL_QKV, "attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
-            *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
-            *fused_rules(
-                f"{p.LAYER_PREFIX}.mlp.up_proj",
-                "feed_forward",
-                ("gate", "up"),
-                Interleaved(),
-                Interleaved(part=Flatten()),
-            ),
-            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
-        )
-    },
+PHI3SMALL = decoder_mapping(
+    top_level_rules("model.embed_tokens", "model.final_layernorm"),
+    *p.PRE_NORMS,
+    *fused_rules(SMALL_QKV, "attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
+    *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
+    *fused_rules(
+        f"{p.LAYER_PREFIX}.mlp.up_proj",
+        "feed_forward",
+        ("gate", "up"),
+        Interleaved(),
+        Interleaved(part=Flatten()),
+    ),
+    *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
 )
 
 

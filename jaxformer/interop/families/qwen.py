@@ -14,16 +14,12 @@ from jaxformer.interop.families.option_fields import Field, FieldTable, template
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 
 LAYER = "transformer.h.{layer}"
-MAPPING = m.ParamMapping(
-    top_level=m.top_level_rules("transformer.wte", "transformer.ln_f"),
-    stacks={
-        "decoder": (
-            *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
-            *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", p.QKV),
-            *m.branch_rules(f"{LAYER}.attn", "attention", out="c_proj"),
-            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="w1", gate="w2", down="c_proj"),
-        )
-    },
+MAPPING = m.decoder_mapping(
+    m.top_level_rules("transformer.wte", "transformer.ln_f"),
+    *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
+    *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", p.QKV),
+    *m.branch_rules(f"{LAYER}.attn", "attention", out="c_proj"),
+    *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="w1", gate="w2", down="c_proj"),
 )
 LONG_TEXT_ATTRIBUTES = (
     "seq_length",

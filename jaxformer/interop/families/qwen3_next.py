@@ -18,7 +18,7 @@ from jaxformer.interop.families.llama_like_experts import (
 )
 from jaxformer.interop.families.llama_like_options import OneRope
 from jaxformer.interop.families.option_fields import Field
-from jaxformer.interop.family import Family
+from jaxformer.interop.family import with_images
 from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
 from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
 
@@ -114,28 +114,6 @@ class QwenHybrid(LlamaHybrid):
         return tuple((i + 1) % interval == 0 for i in range(num_layers))
 
 
-def with_images(text: Family) -> Family:
-    """The family of models that also read images, of which the text model is read."""
-
-    def read(reader: ConfigReader) -> c.TransformerConfig:
-        for name in ("vision_config", "language_model_only"):
-            reader.get(name)
-        config = text.read(reader.section("text_config") or reader)
-        tied = reader.boolean("tie_word_embeddings", False) or config.head.tied
-        head = replace(config.head, tied=tied)
-        return replace(config, head=head, model_type=text.model_type)
-
-    return replace(
-        text,
-        model_type=text.model_type.removesuffix("_text"),
-        architecture=text.architecture.replace("CausalLM", "ConditionalGeneration"),
-        read=read,
-        write=lambda config: None,
-        ignored_tensors=(*text.ignored_tensors, r"model\.visual\..*"),
-        key_renames=((r"^model\.language_model\.", "model."),),
-    )
-
-
 OFFSET_NORM = c.RMSNorm(scale_offset=1.0)
 ATTENTION: dict[str, Any] = dict(
     head_dim=256,
@@ -181,5 +159,13 @@ FAMILIES = (
         **ATTENTION,
     ).family(),
     *QWEN_3_5,
-    *map(with_images, QWEN_3_5),
+    *(
+        with_images(
+            text,
+            lambda reader, tied: reader.boolean("tie_word_embeddings", False) or tied,
+            unused=("vision_config", "language_model_only"),
+            modules=r"model\.visual\..*",
+        )
+        for text in QWEN_3_5
+    ),
 )

@@ -110,8 +110,7 @@ def read_mt5(reader: ConfigReader) -> c.TransformerConfig:
 
 def _read(reader: ConfigReader, projection: str, multiplier: float = 1.0) -> c.TransformerConfig:
     """Networks are as in feed_forward_proj, or the newer dense_act_fn and is_gated_act."""
-    projection_text = reader.get("feed_forward_proj") or projection
-    projection_name = projection_text if isinstance(projection_text, str) else ""
+    projection_name = reader.text("feed_forward_proj", projection)
     *gate, activation = projection_name.split("-")
     if gate not in ([], ["gated"]):
         reader.add_problem("feed_forward_proj", "expected an activation, or gated-activation.")
