@@ -20,6 +20,7 @@ import tyro
 
 from experiments.training import object_store as stores
 from jaxformer import zoo
+from jaxformer.checks import field_types
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
@@ -144,7 +145,7 @@ def check_flags(run: Any, arguments: Iterable[str]) -> None:
 
 def fields_by_path(config: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Dotted path, value and type of the fields of a dataclass, and of those whose are flags."""
-    for name, hint in typing.get_type_hints(type(config)).items():
+    for name, hint in field_types(config.__class__).items():
         value = getattr(config, name)
         yield f"{above}{name}", value, hint
         if _has_flags(value, hint):
@@ -161,7 +162,7 @@ def with_field(config: Any, path: str, value: Any) -> Any:
 def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[str]]:
     """The flags that turn `baseline` into `value`, keyed by field path."""
     changed = dict[str, list[str]]()
-    for name, hint in typing.get_type_hints(type(value)).items():
+    for name, hint in field_types(value.__class__).items():
         new, old, field_path = getattr(value, name), getattr(baseline, name), f"{path}{name}"
         if _has_flags(new, hint) and type(new) is type(old):
             changed |= changed_flags(new, old, f"{field_path}.")
@@ -304,7 +305,7 @@ def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
         is_class = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         if is_class and hint not in by_name.values():
             by_name[hint.__name__] = hint
-            pending += typing.get_type_hints(hint).values()
+            pending += field_types(hint).values()
         pending += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
         pending += [kind for kind in allowed_types(hint) if kind is not hint]
     return by_name

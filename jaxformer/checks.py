@@ -85,7 +85,7 @@ def check_fields(config: Any) -> None:
         ValueError: A field does not match its annotation; the message names the class, the field,
             the value and the expected type.
     """
-    for name, hint in _field_types(config.__class__).items():
+    for name, hint in field_types(config.__class__).items():
         value = getattr(config, name)
         coerced = _coerce(hint, value)
         if coerced is None:
@@ -144,7 +144,7 @@ def require_nonempty(config: Any, *names: str) -> None:
 
 
 @functools.cache
-def _field_types(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Return the resolved annotations of a dataclass's init fields, by name."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}

@@ -120,11 +120,11 @@ STARRED = replace(LLAMA, feed_forward=(GLU(hidden_dim=24, activation="starred_re
 )
 def test_a_parameter_needs_a_word_for_each_of_its_axes(axes, message):
     class Gate(nn.Module):
+        runtime: RuntimeConfig = RuntimeConfig()
+
         @nn.compact
         def __call__(self):
-            return sharded_parameter(
-                self, "gate", nn.initializers.zeros, (4, 2, 3), axes, RuntimeConfig()
-            )
+            return sharded_parameter(self, "gate", nn.initializers.zeros, (4, 2, 3), axes)
 
     with pytest.raises(ValueError, match=message):
         Gate().init(jax.random.key(0))

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from experiments.command_line import dataclasses_by_name, with_field
 from experiments.pretrain import Pretrain
 from experiments.studies.mixers import mixer_variants
 from experiments.studies.train_seeds import Variant
 from jaxformer import config as c
+from jaxformer.checks import field_types
 from jaxformer.config import from_python
 from jaxformer.config.layer import NormPlacement
 from jaxformer.functional.activations import ACTIVATIONS
@@ -140,7 +141,7 @@ def field_type(config: Any, path: str) -> Any:
         ValueError: There is no such field.
     """
     for field in path.split("."):
-        hints = get_type_hints(type(config))
+        hints = field_types(config.__class__)
         if field not in hints:
             raise ValueError(f"{type(config).__name__} has no field {field!r}.")
         config, hint = getattr(config, field), hints[field]

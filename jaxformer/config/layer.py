@@ -14,7 +14,8 @@ from jaxformer.config.positions import (
     ScoreBias,
     TransformerXL,
     Window,
-    position_terms,
+    as_rope,
+    as_transformer_xl,
 )
 
 NormPlacement = Literal["pre", "post", "sandwich", "res_post"]
@@ -32,12 +33,12 @@ class LayerConfig(NamedTuple):
     @property
     def rope(self) -> Rope | None:
         """The positions, if they are RoPE."""
-        return position_terms(self.positions).rope
+        return as_rope(self.positions)
 
     @property
     def score_bias(self) -> ScoreBias | None:
         """The positions, if they are a score bias."""
-        return position_terms(self.positions).score_bias
+        return self.positions if isinstance(self.positions, ScoreBias) else None
 
     @property
     def per_layer_score_bias(self) -> ScoreBias | None:
@@ -50,7 +51,7 @@ class LayerConfig(NamedTuple):
     @property
     def transformer_xl(self) -> TransformerXL | None:
         """The positions, if they are those of Transformer-XL."""
-        return position_terms(self.positions).transformer_xl
+        return as_transformer_xl(self.positions)
 
     def to_layer(self) -> Layer:
         """Return the option for `TransformerConfig.first_layers`."""

@@ -9,13 +9,11 @@ from typing import Any, Literal
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
 from jaxformer.config.adapter import LoRA
 from jaxformer.config.attention.decay import Decay
+from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.hybrid_heads import HybridHeads
-from jaxformer.config.attention.linear_attention import LinearAttention
-from jaxformer.config.attention.mixer import Mixer
+from jaxformer.config.attention.latent import Latent
 from jaxformer.config.attention.multi_head import MultiHead
-from jaxformer.config.attention.no_attention import NoAttention
-from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
@@ -250,21 +248,13 @@ class TransformerConfig:
                 f"All {self.num_layers} layers are first_layers, which keep their positions; set "
                 "those of each Layer."
             )
-        match self.attention:
-            case Decay():
-                raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-            case (
-                Mixer()
-                | Hybrid()
-                | HybridHeads()
-                | NoAttention()
-                | ShortConvolution()
-                | LinearAttention()
-            ):
-                name = type(self.attention).__name__
-                raise ValueError(f"{name} has no positions to replace; got {positions}.")
-            case attention:
-                return replace(self, attention=replace(attention, positions=positions))
+        attention = self.attention
+        if isinstance(attention, GroupedHeads | Latent):
+            return replace(self, attention=replace(attention, positions=positions))
+        if isinstance(attention, Decay):
+            raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
+        name = type(attention).__name__
+        raise ValueError(f"{name} has no positions to replace; got {positions}.")
 
     def unroll(self) -> TransformerConfig:
         """Return a copy whose layers are all `first_layers`, with parameters of their own.

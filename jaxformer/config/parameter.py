@@ -47,6 +47,11 @@ class LogicalAxes(NamedTuple):
         """Number of input axes of a matrix, or of all axes of a vector."""
         return len(self.names) - self.num_output_axes
 
+    @property
+    def bias_axes(self) -> str:
+        """Axes of a bias beside the matrix: its output axes, not sharded over fsdp."""
+        return " ".join(self.names[self.num_input_axes :]).replace("model", "features")
+
 
 @cache
 def parse_logical_axes(axes: str) -> LogicalAxes:

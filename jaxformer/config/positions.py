@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
@@ -202,6 +202,7 @@ class T5Bias(ScoreBias):
 
     def __post_init__(self):
         super().__post_init__()
+        require_positive(self, "num_buckets", "max_distance")
         require(
             self.num_buckets >= 4 and self.num_buckets % 2 == 0,
             "T5Bias.num_buckets is split by sign and then into near and far buckets, so it must be "
@@ -305,26 +306,14 @@ class TransformerXL:
 Positions = Rope | ScoreBias | TransformerXL
 
 
-class PositionTerms(NamedTuple):
-    """A layer's positions by what they change: queries and keys, a bias, or the whole scores."""
-
-    rope: Rope | None = None
-    score_bias: ScoreBias | None = None
-    transformer_xl: TransformerXL | None = None
+def as_rope(positions: Positions | None) -> Rope | None:
+    """Return the option if it is RoPE, else None."""
+    return positions if isinstance(positions, Rope) else None
 
 
-def position_terms(positions: Positions | None) -> PositionTerms:
-    """Return the option under its own name; the others are None."""
-    match positions:
-        case None:
-            return PositionTerms()
-        case Rope():
-            return PositionTerms(rope=positions)
-        case ScoreBias():
-            return PositionTerms(score_bias=positions)
-        case TransformerXL():
-            return PositionTerms(transformer_xl=positions)
-    assert_never(positions)
+def as_transformer_xl(positions: Positions | None) -> TransformerXL | None:
+    """Return the option if it is that of Transformer-XL, else None."""
+    return positions if isinstance(positions, TransformerXL) else None
 
 
 # Attention windows

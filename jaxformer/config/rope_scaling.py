@@ -1,6 +1,8 @@
 """RoPE scaling options: how frequencies change for contexts longer than in training; p-RoPE."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,15 +14,21 @@ Frequencies = Float[Array, " C"]
 
 
 class Scaling:
-    """Base of the scalings: scaled frequencies, attention factor, dependence on the length."""
+    """Base of the scalings: scaled frequencies, attention factor, dependence on the length.
 
-    depends_on_length = False  # whether the frequencies change with the length of the sequence
+    Attributes:
+        formula: Function of the frequencies and of the option's fields, for `scale_frequencies`.
+        depends_on_length: Whether the frequencies change with the length of the sequence.
+    """
+
+    formula: ClassVar[Callable[..., Frequencies]]
+    depends_on_length = False
 
     def scale_frequencies(
         self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
     ) -> Frequencies:
         """Return the scaled frequencies of a sequence of this length."""
-        raise NotImplementedError
+        return self.formula(frequencies, **vars(self))
 
     @property
     def attention_scaling(self) -> float:
@@ -41,16 +49,11 @@ class LinearScaling(Scaling):
     """
 
     factor: float
+    formula = staticmethod(F.rope_scale_linear)
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "factor")
-
-    def scale_frequencies(
-        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
-    ) -> Frequencies:
-        """Return the scaled frequencies: `F.rope_scale_linear`."""
-        return F.rope_scale_linear(frequencies, factor=self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +65,11 @@ class NTKScaling(Scaling):
     """
 
     factor: float
+    formula = staticmethod(F.rope_scale_ntk)
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "factor")
-
-    def scale_frequencies(
-        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
-    ) -> Frequencies:
-        """Return the scaled frequencies: `F.rope_scale_ntk`."""
-        return F.rope_scale_ntk(frequencies, factor=self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +94,7 @@ class DynamicNTK(Scaling):
         self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
     ) -> Frequencies:
         """Return the scaled frequencies: `F.rope_scale_dynamic_ntk`."""
-        return F.rope_scale_dynamic_ntk(
-            frequencies,
-            length=length,
-            factor=self.factor,
-            original_max_length=self.original_max_length,
-        )
+        return F.rope_scale_dynamic_ntk(frequencies, length=length, **vars(self))
 
     def invalidates_cache(self, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
         """Whether the length is above `original_max_length`: each token changes the factor."""
@@ -123,6 +116,7 @@ class Llama3Scaling(Scaling):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_length: int = 8192
+    formula = staticmethod(F.rope_scale_llama3)
 
     def __post_init__(self):
         check_fields(self)
@@ -131,18 +125,6 @@ class Llama3Scaling(Scaling):
             self.high_freq_factor > self.low_freq_factor,
             "Llama3Scaling.high_freq_factor must exceed low_freq_factor; "
             f"got {self.high_freq_factor} and {self.low_freq_factor}.",
-        )
-
-    def scale_frequencies(
-        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
-    ) -> Frequencies:
-        """Return the scaled frequencies: `F.rope_scale_llama3`."""
-        return F.rope_scale_llama3(
-            frequencies,
-            factor=self.factor,
-            low_freq_factor=self.low_freq_factor,
-            high_freq_factor=self.high_freq_factor,
-            original_max_length=self.original_max_length,
         )
 
 
@@ -264,16 +246,11 @@ class PRope(Scaling):
     """
 
     fraction: float
+    formula = staticmethod(F.rope_truncate)
 
     def __post_init__(self):
         check_fields(self)
         require(0 < self.fraction <= 1, f"PRope.fraction must be in (0, 1]; got {self.fraction}.")
-
-    def scale_frequencies(
-        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
-    ) -> Frequencies:
-        """Return the truncated frequencies: `F.rope_truncate`."""
-        return F.rope_truncate(frequencies, fraction=self.fraction)
 
 
 def _check_attention_factor(scaling: Yarn | LongRope) -> None:

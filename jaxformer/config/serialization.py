@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from jaxformer.checks import field_types
 from jaxformer.config.registry import allowed_types
 from jaxformer.json_files import parse_json
 
@@ -159,8 +160,7 @@ def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
     if not isinstance(data, dict) or data.get("type") != kind.__name__:
         got = f"one of type {data['type']!r}" if isinstance(data, dict) and "type" in data else data
         raise ValueError(f"{path}: expected an object of type {kind.__name__}, got {got}.")
-    annotations = typing.get_type_hints(kind)
-    hints = {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
+    hints = field_types(kind)
     unknown = sorted(set(data) - set(hints) - {"type"})
     if unknown:
         known = ", ".join(hints) or "none"

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jaxformer.checks import check_fields, require_nonempty, require_positive
 from jaxformer.config.attention.hybrid import Attention
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.tiny import TINY_VOCAB_SIZE
 
+Single = TypeVar("Single", bound="SingleStack")
 
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A decoder: one stack with causal attention."""
 
-    has_decoder = True
+class SingleStack:
+    """Base of the topologies with one stack, whose layers `TransformerConfig.num_layers` counts."""
+
     is_encoder_decoder = False
     num_encoder_layers = 0
     source_vocab_size = None
 
-    def tiny(self) -> Decoder:
+    def tiny(self: Single) -> Single:
         """Return the topology at test size: the same."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class Decoder(SingleStack):
+    """A decoder: one stack with causal attention."""
+
+    has_decoder = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder(SingleStack):
     """An encoder: one stack with bidirectional attention."""
 
     has_decoder = False
-    is_encoder_decoder = False
-    num_encoder_layers = 0  # `TransformerConfig.num_layers` counts them
-    source_vocab_size = None
-
-    def tiny(self) -> Encoder:
-        """Return the topology at test size: the same."""
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)

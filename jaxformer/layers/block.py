@@ -7,13 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import ones
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
-from jaxformer.layers.attention.kinds import ATTENTION_MODULES, AttentionModule
+from jaxformer.layers.attention.kinds import ATTENTION_MODULES, Attend
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
@@ -111,10 +112,7 @@ class Block(nn.Module):
         if layer_embedding is not None:
             x = self.add_layer_embedding(x, layer_embedding)
         if cfg.layer_scalar:
-            ones = nn.initializers.ones
-            scalar = sharded_parameter(
-                self, "layer_scalar", ones, (1,), "features", self.runtime, dtype=x.dtype
-            )
+            scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features", dtype=x.dtype)
             x = x * scalar[0]
         x = sow_and_perturb(self, "residual_stream", x)
         if self_cache is None and attended_kv is None:
@@ -126,7 +124,7 @@ class Block(nn.Module):
     ) -> Float[Array, "*batch T D"]:
         """Add the branch of `config.LayerEmbedding`."""
         y = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")(x, embedding)
-        y = apply_dropout(self, y, self.config.dropout.residual, self.runtime)
+        y = apply_dropout(self, y, self.config.dropout.residual)
         return x + sow_and_perturb(self, "from_layer_embedding", y)
 
     @nn.nowrap
@@ -172,7 +170,7 @@ class Block(nn.Module):
         return F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
     def serial(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Each branch reads the stream that the branch before it has written."""
         if self.layer_config.attention.is_branch:
@@ -184,7 +182,7 @@ class Block(nn.Module):
         return x, cache
 
     def parallel(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """All branches read the same stream, each after its own norm."""
         reduces_together = reduces_branches_together(self.config, self.layer_config)
@@ -201,7 +199,7 @@ class Block(nn.Module):
         return x, cache
 
     def parallel_shared_norm(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """All branches read the same normalised stream; a norm after them applies to the sum."""
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
@@ -225,7 +223,7 @@ class Block(nn.Module):
 
     def post_norm(self, y: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Dropout of a branch's output, and the norm after it, if norms stand there."""
-        y = apply_dropout(self, y, self.config.dropout.residual, self.runtime)
+        y = apply_dropout(self, y, self.config.dropout.residual)
         if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(y)
         return y

@@ -11,13 +11,11 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.checks import require_count
 from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
 
-EMPTY_SLOT_POSITION = jnp.iinfo(
-    jnp.int32
-).max  # position of an empty slot: after every query, so never seen
-
-
+# The position of an empty slot is after every query, so never seen.
+EMPTY_SLOT_POSITION = jnp.iinfo(jnp.int32).max
 SelfAttentionCache = Any  # one of these, or arrays of a `config.Mixer`
 CacheT = TypeVar("CacheT", bound=KVCache | SharedCache | LatentCache)
 
@@ -94,15 +92,15 @@ def empty_cache(
         The cache of all devices, to be passed to the model with the first tokens.
 
     Raises:
-        ValueError: The model is an encoder, or `capacity` is below 1 or above the number of
-            learned positions.
+        ValueError: The model is an encoder, `capacity` or `tensor_parallel_size` is not an integer
+            of at least 1, or `capacity` is above the number of learned positions.
     """
     if not config.topology.has_decoder:
         raise ValueError(
             "An Encoder attends in both directions, so it has no cache; got an Encoder."
         )
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1; got {capacity}.")
+    require_count("capacity", capacity)
+    require_count("tensor_parallel_size", tensor_parallel_size)
     if config.max_length is not None and capacity > config.max_length:
         raise ValueError(
             f"capacity must be at most {config.max_length}, the number of learned positions; got "
@@ -141,13 +139,9 @@ def token_capacity(config: c.TransformerConfig, cache: Cache) -> int | None:
 
     A window wider than the capacity has no ring buffer, but a slot for each of `capacity` tokens.
     """
-    sizes = [positions.shape[-1] for positions in cache.positions]
-    full_sizes = [
-        n
-        for window, n in zip(distinct_windows(config), sizes, strict=True)
-        if not is_ring_buffer(window, n)
-    ]
-    return min(full_sizes, default=None)
+    sizes = (positions.shape[-1] for positions in cache.positions)
+    windows = zip(distinct_windows(config), sizes, strict=True)
+    return min((n for window, n in windows if not is_ring_buffer(window, n)), default=None)
 
 
 def check_capacity(
@@ -264,7 +258,7 @@ def update_cache(
     if update.attends_to == "new":
         return new, written
     appends = update.attends_to == "buffer_and_new"
-    attended: Any = [get_layer(x, update.layer_index) for x in (cached if appends else written)]
+    attended: Any = [get_layer(x, update) for x in (cached if appends else written)]
     if appends:
         attended = (
             jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
@@ -273,18 +267,18 @@ def update_cache(
     return swap_heads_and_slots(cache_type(*attended)), written
 
 
-def get_layer(x: Array, layer_index: Int[Array, ""] | None) -> Array:
-    """Index the leading layer axis; unchanged if layer_index is None."""
-    return (
-        x if layer_index is None else jax.lax.dynamic_index_in_dim(x, layer_index, keepdims=False)
-    )
+def get_layer(x: Array, update: CacheUpdate | None) -> Array:
+    """The layer of an update, along the leading axis; x itself if it holds a single layer."""
+    if update is None or update.layer_index is None:
+        return x
+    return jax.lax.dynamic_index_in_dim(x, update.layer_index, keepdims=False)
 
 
-def set_layer(x: Array, new: Array, layer_index: Int[Array, ""] | None) -> Array:
-    """Replace one layer along the layer axis; return `new` itself if layer_index is None."""
-    return (
-        new if layer_index is None else jax.lax.dynamic_update_index_in_dim(x, new, layer_index, 0)
-    )
+def set_layer(x: Array, new: Array, update: CacheUpdate | None) -> Array:
+    """Replace the layer of an update; return `new` itself if x holds a single layer."""
+    if update is None or update.layer_index is None:
+        return new
+    return jax.lax.dynamic_update_index_in_dim(x, new, update.layer_index, 0)
 
 
 def swap_heads_and_slots(x: CacheT) -> CacheT:
@@ -306,13 +300,6 @@ def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
     def take(tree: Any, axis: int) -> Any:
         return jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
 
-    return Cache(
-        first_layers=take(cache.first_layers, 0),
-        layers=take(cache.layers, 1),
-        tail=take(cache.tail, 0),
-        positions=take(cache.positions, 0),
-        length=take(cache.length, 0),
-        capacity=cache.capacity,
-        min_rope_length=take(cache.min_rope_length, 0),
-        source_segments=take(cache.source_segments, 0),
-    )
+    layers = take(cache.layers, 1)
+    unstacked = take({**cache._asdict(), "layers": (), "capacity": None}, 0)
+    return Cache(**{**unstacked, "layers": layers, "capacity": cache.capacity})

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
@@ -43,19 +44,17 @@ class Convolution(nn.Module):
             initializer(taps),
             (self.width, *heads),
             f"features {self.heads_axis} features",
-            runtime,
         )
         bias = None
         if self.bias:
-            zeros, axes = nn.initializers.zeros, f"{self.heads_axis} features"
-            bias = sharded_parameter(self, "bias", zeros, heads, axes, runtime)
+            axes = f"{self.heads_axis} features"
+            bias = sharded_parameter(self, "bias", zeros, heads, axes)
         if self.heads_axis == "kv_heads":
             kernel = local_kv_heads(kernel, self.num_heads, runtime)
             bias = None if bias is None else local_kv_heads(bias, self.num_heads, runtime)
-        layer_index = None if cache_update is None else cache_update.layer_index
         state = None
         if cache is not None:  # from [*batch, N, K - 1, H]
-            state = jnp.swapaxes(get_layer(cache.inputs, layer_index), -3, -2)
+            state = jnp.swapaxes(get_layer(cache.inputs, cache_update), -3, -2)
             state = state.reshape(*state.shape[:-2], -1)
         result = F.causal_convolution(
             x.reshape(*x.shape[:-2], -1),
@@ -71,4 +70,4 @@ class Convolution(nn.Module):
             return output, None
         new = result.state.reshape(*result.state.shape[:-1], *x.shape[-2:])
         new = jnp.swapaxes(new, -3, -2).astype(cache.inputs.dtype)
-        return output, ConvolutionCache(set_layer(cache.inputs, new, layer_index))
+        return output, ConvolutionCache(set_layer(cache.inputs, new, cache_update))

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
@@ -20,7 +21,7 @@ def option_parameters(
     module: nn.Module,
     option: FeedForward | Mixer | Residual | ScoreBias,
     declared: Mapping[str, Parameter],
-    runtime: RuntimeConfig,
+    dtype: DTypeLike,
 ) -> dict[str, Float[Array, "..."]]:
     """Declare the parameters of an option; return this device's shards by name."""
     return {
@@ -30,8 +31,7 @@ def option_parameters(
             _initialiser(f"{type(option).__name__}'s start of {name!r}", one),
             one.shape,
             one.axes,
-            runtime,
-            dtype=runtime.dtype,
+            dtype=dtype,
         )
         for name, one in declared.items()
     }
@@ -61,7 +61,6 @@ def apply_option(
     option: FeedForward | Mixer,
     option_fn: Callable[[dict[str, Array], Array], tuple[Array, Any]],
     x: Float[Array, "*batch T D"],
-    runtime: RuntimeConfig,
     *,
     keep_partial_sums: bool,
 ) -> tuple[Float[Array, "*batch T D"], Any]:
@@ -72,7 +71,6 @@ def apply_option(
         option: The option that declares them.
         option_fn: From this device's parameters and x to vectors and a cache.
         x: Vectors, the same on all tensor-parallel devices.
-        runtime: Run-time options.
         keep_partial_sums: As in `Linear`: the caller sums over tensor-parallel devices.
 
     Returns:
@@ -82,6 +80,7 @@ def apply_option(
         ValueError: A parameter is sharded over `expert`, or the vectors have another shape or dtype
             than x.
     """
+    runtime: RuntimeConfig = module.runtime
     axes, declared = runtime.mesh_axes, option.parameters(x.shape[-1])
     sharded_over = [
         axis
@@ -92,7 +91,7 @@ def apply_option(
         raise ValueError(
             f"Experts of a custom option cannot be sharded; got the mesh axis {axes.expert!r}."
         )
-    params = option_parameters(module, option, declared, runtime)
+    params = option_parameters(module, option, declared, runtime.dtype)
     tensor = axes.tensor if axes.tensor in sharded_over else None
     y, cache = option_fn(params, F.copy_to_tensor_parallel(x, tensor))
     require_like(type(option).__name__, "[rows, tokens, width]", y, x.shape, x.dtype)

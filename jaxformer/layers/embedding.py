@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
@@ -28,11 +29,9 @@ class Embed(nn.Module):
     def __call__(self) -> Float[Array, "rows width"]:
         shape, init_fn = (self.num_embeddings, self.features), initializer(self.embedding_init)
         dtype = self.runtime.dtype
-        table = sharded_parameter(
-            self, "embedding", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
-        )
+        table = sharded_parameter(self, "embedding", init_fn, shape, self.logical_axes, dtype=dtype)
         if (lora := self.runtime.lora_of(self.path)) is not None:
-            table = adapt_kernel(self, lora, table, shape, self.logical_axes, self.runtime)
+            table = adapt_kernel(self, lora, table, shape, self.logical_axes)
         return table
 
 
@@ -77,7 +76,7 @@ class Embedder(nn.Module):
             x = x + jnp.broadcast_to(self.embed_positions(positions).astype(x.dtype), x.shape)
         if cfg.norm is not None:
             x = self.norm(x)
-        return apply_dropout(self, x, self.config.dropout.embedding, self.runtime)
+        return apply_dropout(self, x, self.config.dropout.embedding)
 
     def embed_positions(self, positions: Int[Array, "*any T"]) -> Float[Array, "*any T D"]:
         """Return the learned or sinusoidal position embeddings."""
@@ -117,15 +116,12 @@ class LMHead(nn.Module):
         else:
             init_fn, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
             logical_axes = "model -> vocabulary" if width is None else "features -> vocabulary"
-            kernel = sharded_parameter(
-                self, "kernel", init_fn, shape, logical_axes, self.runtime, dtype=dtype
-            )
+            kernel = sharded_parameter(self, "kernel", init_fn, shape, logical_axes, dtype=dtype)
             if (lora := self.runtime.lora_of(("head",))) is not None:
-                kernel = adapt_kernel(self, lora, kernel, shape, logical_axes, self.runtime)
+                kernel = adapt_kernel(self, lora, kernel, shape, logical_axes)
         bias = None
         if cfg.bias:
-            zeros = nn.initializers.zeros
-            bias = sharded_parameter(self, "bias", zeros, (vocab_size,), "vocabulary", self.runtime)
+            bias = sharded_parameter(self, "bias", zeros, (vocab_size,), "vocabulary")
         options: dict[str, Any] = {
             "vocabulary_axis": 0 if cfg.tied else 1,
             "multiplier": cfg.multiplier,

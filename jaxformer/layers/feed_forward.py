@@ -6,12 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import ones, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.feed_forward import DenseFeedForward
+from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.lora import low_rank_parameters
@@ -39,44 +41,47 @@ class FeedForward(nn.Module):
         def function(*inputs: Any) -> tuple[Array, None]:
             return option(*inputs), None
 
-        return apply_option(
-            self, option, function, x, self.runtime, keep_partial_sums=self.keep_partial_sums
-        )[0]
+        return apply_option(self, option, function, x, keep_partial_sums=self.keep_partial_sums)[0]
 
     def dense_feed_forward(
         self, x: Float[Array, "*batch T D"], option: DenseFeedForward
     ) -> Float[Array, "*batch T D"]:
         """MLP or GLU: project to the hidden width, activate, project back."""
-        init = self.config.initialisation
-        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
-        kernel_init = init.feed_forward_in or init.projection
+        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
+        x = F.copy_to_tensor_parallel(x, tensor)
         projections = {
-            name: Linear(
-                (option.hidden_dim,),
-                kernel_init,
-                self.runtime,
-                "model -> hidden",
-                bias=option.bias,
-                name=name,
-            )(x)
+            name: self._into_hidden(name, option.hidden_dim, option.bias)(x)
             for name in option.input_projections
         }
-        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
-        hidden = apply_dropout(
-            self, option.activate(projections), rate, self.runtime, axis_name=tensor
-        )
-        down = Linear(
+        hidden = apply_dropout(self, option.activate(projections), rate, axis_name=tensor)
+        return self._out_of_hidden(
+            "down", option.hidden_dim, option.bias, keep_partial_sums=self.keep_partial_sums
+        )(hidden)
+
+    @nn.nowrap
+    def _into_hidden(self, name: str, width: int, bias: bool) -> Linear:
+        """Make a projection from the model width to hidden features."""
+        init = self.config.initialisation
+        kernel_init = init.feed_forward_in or init.projection
+        return Linear((width,), kernel_init, self.runtime, "model -> hidden", bias=bias, name=name)
+
+    @nn.nowrap
+    def _out_of_hidden(
+        self, name: str, width: int, bias: bool, *, keep_partial_sums: bool
+    ) -> Linear:
+        """Make a projection from hidden features to the model width."""
+        init = self.config.initialisation
+        return Linear(
             (self.config.model_dim,),
             init.feed_forward_out or init.projection,
             self.runtime,
             "hidden -> model",
-            input_shape=(option.hidden_dim,),
-            bias=option.bias,
+            input_shape=(width,),
+            bias=bias,
             init_divisor=self.config.residual_init_divisor,
-            keep_partial_sums=self.keep_partial_sums,
-            name="down",
+            keep_partial_sums=keep_partial_sums,
+            name=name,
         )
-        return down(hidden)
 
     def moe(self, x: Float[Array, "*batch T D"], option: c.MoE) -> Float[Array, "..."]:
         """Mixture of experts with a float32 router, and a shared expert if there is one."""
@@ -118,38 +123,21 @@ class FeedForward(nn.Module):
         self, x: Float[Array, "*batch T D"], latent: c.ExpertLatent
     ) -> Float[Array, "*batch T C"]:
         """Project to the latent; each device computes a part, and all are gathered."""
-        init, tensor = self.config.initialisation, self.runtime.mesh_axes.tensor
-        y = Linear(
-            (latent.latent_dim,),
-            init.feed_forward_in or init.projection,
-            self.runtime,
-            "model -> hidden",
-            bias=latent.bias,
-            name="latent_down",
-        )(x)
+        tensor = self.runtime.mesh_axes.tensor
+        y = self._into_hidden("latent_down", latent.latent_dim, latent.bias)(x)
         return y if tensor is None else F.fsdp_all_gather(y, tensor, y.ndim - 1, y.dtype)
 
     def from_latent(
         self, x: Float[Array, "*batch T C"], latent: c.ExpertLatent
     ) -> Float[Array, "*batch T D"]:
         """Project partial sums from the latent to partial sums, a part of it on each device."""
-        init, tensor = self.config.initialisation, self.runtime.mesh_axes.tensor
-        if tensor is not None:
+        if (tensor := self.runtime.mesh_axes.tensor) is not None:
             x = jax.lax.psum_scatter(
                 x.astype(jnp.float32), tensor, scatter_dimension=x.ndim - 1, tiled=True
             )
-        up = Linear(
-            (self.config.model_dim,),
-            init.feed_forward_out or init.projection,
-            self.runtime,
-            "hidden -> model",
-            input_shape=(latent.latent_dim,),
-            bias=latent.bias,
-            init_divisor=self.config.residual_init_divisor,
-            keep_partial_sums=True,
-            name="latent_up",
-        )
-        return up(x)
+        return self._out_of_hidden(
+            "latent_up", latent.latent_dim, latent.bias, keep_partial_sums=True
+        )(x)
 
     def route(self, x: Float[Array, "*batch T D"], option: c.MoE) -> F.Routing:
         """Choose and weigh the experts of each token, in float32."""
@@ -162,28 +150,15 @@ class FeedForward(nn.Module):
         if router.norm is not None:
             x = self.apply_norm("router_norm", router.norm, x.astype(jnp.float32))
             x *= self.config.model_dim**-0.5
-        logits = Linear(
-            (option.num_experts,),
-            self.config.initialisation.projection,
-            runtime,
-            "model -> features",
-            bias=router.bias,
-            name="router",
-        )(x)
+        shape, init = (option.num_experts,), self.config.initialisation.projection
+        axes = "model -> features"
+        logits = Linear(shape, init, runtime, axes, bias=router.bias, name="router")(x)
         selection_bias = None
         if router.selection_bias:
-            selection_bias = sharded_parameter(
-                self,
-                "selection_bias",
-                nn.initializers.zeros_init(),
-                (option.num_experts,),
-                "choices",
-                runtime,
-            )
+            selection_bias = sharded_parameter(self, "selection_bias", zeros, shape, "choices")
         routing = router.route(logits, top_k=option.top_k, selection_bias=selection_bias)
         if router.expert_scale:
-            ones, shape = nn.initializers.ones, (option.num_experts,)
-            scale = sharded_parameter(self, "expert_scale", ones, shape, "features", runtime)
+            scale = sharded_parameter(self, "expert_scale", ones, shape, "features")
             routing = routing._replace(weights=routing.weights * scale[routing.expert_ids])
         if not self.is_initializing():  # `init` returns only parameters
             self.sow("router", "logits", logits)
@@ -200,13 +175,8 @@ class FeedForward(nn.Module):
         output = expert(x)
         if not option.gated:
             return output
-        gate = Linear(
-            (1,),
-            self.config.initialisation.projection,
-            self.runtime,
-            "model -> features",
-            name="shared_gate",
-        )
+        init = self.config.initialisation.projection
+        gate = Linear((1,), init, self.runtime, "model -> features", name="shared_gate")
         return output * jax.nn.sigmoid(gate(x))
 
 
@@ -236,9 +206,7 @@ class GroupedExperts(nn.Module):
             )(rows, group_sizes)
             for name in expert.input_projections
         }
-        hidden = apply_dropout(
-            self, expert.activate(projections), rate, self.runtime, axis_name=tensor
-        )
+        hidden = apply_dropout(self, expert.activate(projections), rate, axis_name=tensor)
         down = ExpertLinear(
             (count, expert.hidden_dim, width),
             "hidden -> model",
@@ -271,34 +239,24 @@ class ExpertLinear(nn.Module):
         init_one = initializer(self.kernel_init, divisor=self.init_divisor)
 
         def init_fn(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-            return jax.vmap(lambda key: init_one(key, shape[1:], dtype))(
-                jax.random.split(key, shape[0])
-            )
+            keys = jax.random.split(key, shape[0])
+            return jax.vmap(lambda key: init_one(key, shape[1:], dtype))(keys)
 
+        axes = f"experts {self.logical_axes}"
         runtime, dtype, biases = self.runtime, self.runtime.dtype, None
-        kernels = sharded_parameter(
-            self,
-            "kernel",
-            init_fn,
-            self.shape,
-            f"experts {self.logical_axes}",
-            runtime,
-            dtype=dtype,
-        )
+        tensor = runtime.mesh_axes.tensor if self.logical_axes.startswith("hidden") else None
+        kernels = sharded_parameter(self, "kernel", init_fn, self.shape, axes, dtype=dtype)
         if self.bias:
-            inputs, outputs = self.logical_axes.split(" -> ")
-            bias_axes = f"experts {outputs.replace('model', 'features')}"
-            shape, zeros = (self.shape[0], self.shape[2]), nn.initializers.zeros
-            biases = sharded_parameter(self, "bias", zeros, shape, bias_axes, runtime, dtype=dtype)
-            if inputs == "hidden" and (tensor := runtime.mesh_axes.tensor) is not None:
+            bias_axes = f"experts {parse_logical_axes(self.logical_axes).bias_axes}"
+            shape = self.shape[0], self.shape[2]
+            biases = sharded_parameter(self, "bias", zeros, shape, bias_axes, dtype=dtype)
+            if tensor is not None:
                 biases = jnp.where(jax.lax.axis_index(tensor) == 0, biases, 0)
         y = F.grouped_matmul(rows, kernels, group_sizes, biases)
         if (lora := runtime.lora_of(self.path)) is None:
             return y
-        axes = f"experts {self.logical_axes}"
-        a, b = low_rank_parameters(self, lora, self.shape, axes, runtime, dtype=dtype)
-        tensor = runtime.mesh_axes.tensor if self.logical_axes.startswith("hidden") else None
-        narrow_inputs = apply_dropout(self, rows, lora.dropout, runtime, axis_name=tensor)
+        a, b = low_rank_parameters(self, lora, self.shape, axes)
+        narrow_inputs = apply_dropout(self, rows, lora.dropout, axis_name=tensor)
         narrow = F.grouped_matmul(narrow_inputs, a, group_sizes)
         update = F.grouped_matmul(narrow, b, group_sizes)
         return y + update * jnp.asarray(lora.scale, y.dtype)

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
@@ -34,35 +35,22 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        logical_axes = parse_logical_axes(self.logical_axes)
-        init_fn = initializer(
-            self.kernel_init, num_input_axes=logical_axes.num_input_axes, divisor=self.init_divisor
-        )
-        shape = (*(self.input_shape or x.shape[-logical_axes.num_input_axes :]), *self.features)
-        if logical_axes.names[0] in ("heads", "hidden"):
-            x = sow_and_perturb(self, logical_axes.names[0], x)
-        dtype = self.runtime.dtype
-        kernel = sharded_parameter(
-            self, "kernel", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
-        )
+        axes, tensor, dtype = parse_logical_axes(self.logical_axes), None, self.runtime.dtype
+        split = axes.num_input_axes
+        init_fn = initializer(self.kernel_init, num_input_axes=split, divisor=self.init_divisor)
+        shape = (*(self.input_shape or x.shape[-split:]), *self.features)
+        if axes.names[0] in ("heads", "hidden"):
+            x, tensor = sow_and_perturb(self, axes.names[0], x), self.runtime.mesh_axes.tensor
+        kernel = sharded_parameter(self, "kernel", init_fn, shape, self.logical_axes, dtype=dtype)
         x, lora = x.astype(dtype), self.runtime.lora_of(self.path)
-        split = logical_axes.num_input_axes
         if lora is None or not lora.fits(math.prod(shape[:split]), math.prod(shape[split:])):
-            y = F.linear(x, kernel, axes=logical_axes.num_input_axes)
+            y = F.linear(x, kernel, axes=split)
         else:
-            y = adapt_output(self, lora, x, kernel, shape, self.logical_axes, self.runtime)
-        tensor = (
-            self.runtime.mesh_axes.tensor if logical_axes.names[0] in ("heads", "hidden") else None
-        )
+            y = adapt_output(self, lora, x, kernel, shape, self.logical_axes)
         if not self.keep_partial_sums:
             y = F.reduce_from_tensor_parallel(y, tensor)
         if self.bias:
-            # The bias is not sharded over fsdp.
-            bias_axes = " ".join(logical_axes.names[logical_axes.num_input_axes :]).replace(
-                "model", "features"
-            )
-            zeros = nn.initializers.zeros
-            bias = sharded_parameter(self, "bias", zeros, self.features, bias_axes, self.runtime)
+            bias = sharded_parameter(self, "bias", zeros, self.features, axes.bias_axes)
             if self.keep_partial_sums and tensor is not None:  # the caller sums over devices
                 bias = jnp.where(jax.lax.axis_index(tensor) == 0, bias, 0)
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

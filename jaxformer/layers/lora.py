@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -16,7 +17,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.parameters import sharded_parameter
-from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
+from jaxformer.layers.runtime import apply_dropout
 
 SHARDED_OVER_TENSOR = {"heads", "kv_heads", "hidden", "vocabulary"}
 LORA_A, LORA_B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
@@ -36,13 +37,7 @@ class LowRank(NamedTuple):
 
 
 def low_rank_parameters(
-    module: nn.Module,
-    lora: c.LoRA,
-    shape: tuple[int, ...],
-    logical_axes: str,
-    runtime: RuntimeConfig,
-    *,
-    dtype: DTypeLike,
+    module: nn.Module, lora: c.LoRA, shape: tuple[int, ...], logical_axes: str
 ) -> LowRank:
     """Declare A and B beside a module's kernel.
 
@@ -51,15 +46,14 @@ def low_rank_parameters(
         lora: The adapters.
         shape: Global shape of the kernel.
         logical_axes: Names of its axes.
-        runtime: Run-time options.
-        dtype: Dtype of the result.
 
     Returns:
-        The factors on this device.
+        The factors on this device, in the dtype of the computation.
 
     Raises:
         ValueError: The rank is larger than the kernel's inputs or outputs.
     """
+    dtype = module.runtime.dtype
     inputs, outputs = logical_axes.split(" -> ")
     split = len(inputs.split())
     stacks = int(inputs.startswith("experts"))
@@ -75,12 +69,12 @@ def low_rank_parameters(
         return jax.random.uniform(key, shape, dtype, -1.0, 1.0) / math.sqrt(fan_in)
 
     a_shape, a_axes = (*shape[:split], lora.rank), f"{inputs} -> rank"
-    a = sharded_parameter(module, LORA_A, draw_a, a_shape, a_axes, runtime, dtype=dtype)
+    a = sharded_parameter(module, LORA_A, draw_a, a_shape, a_axes, dtype=dtype)
     b_shape = (*shape[:stacks], lora.rank, *shape[split:])
-    b_axes, zeros = f"{'experts ' * stacks}rank -> {outputs}", nn.initializers.zeros
-    b = sharded_parameter(module, LORA_B, zeros, b_shape, b_axes, runtime, dtype=dtype)
+    b_axes = f"{'experts ' * stacks}rank -> {outputs}"
+    b = sharded_parameter(module, LORA_B, zeros, b_shape, b_axes, dtype=dtype)
     # Each device has a part of the outputs, or of the inputs: gradients of A, or of B, are summed.
-    tensor = runtime.mesh_axes.tensor
+    tensor = module.runtime.mesh_axes.tensor
     if SHARDED_OVER_TENSOR & set(outputs.split()):
         a = F.copy_to_tensor_parallel(a, tensor)
     if SHARDED_OVER_TENSOR & set(inputs.split()):
@@ -94,10 +88,9 @@ def adapt_kernel(
     kernel: Float[Array, "..."],
     shape: tuple[int, ...],
     logical_axes: str,
-    runtime: RuntimeConfig,
 ) -> Float[Array, "..."]:
     """Add the adapter's update to a kernel of which rows or statistics are used."""
-    factors = low_rank_parameters(module, lora, shape, logical_axes, runtime, dtype=kernel.dtype)
+    factors = low_rank_parameters(module, lora, shape, logical_axes)
     return kernel + factors.product() * jnp.asarray(lora.scale, kernel.dtype)
 
 
@@ -108,14 +101,13 @@ def adapt_output(
     kernel: Float[Array, "..."],
     shape: tuple[int, ...],
     logical_axes: str,
-    runtime: RuntimeConfig,
 ) -> Float[Array, "..."]:
     """Return x times the adapted kernel; x and the kernel have the same dtype."""
-    axes = parse_logical_axes(logical_axes).num_input_axes
-    names = logical_axes.split()
-    tensor = runtime.mesh_axes.tensor if names[0] in SHARDED_OVER_TENSOR else None
-    factors = low_rank_parameters(module, lora, shape, logical_axes, runtime, dtype=x.dtype)
-    inputs = apply_dropout(module, x, lora.dropout, runtime, axis_name=tensor)
+    parsed = parse_logical_axes(logical_axes)
+    axes, is_sharded = parsed.num_input_axes, parsed.names[0] in SHARDED_OVER_TENSOR
+    tensor = module.runtime.mesh_axes.tensor if is_sharded else None
+    factors = low_rank_parameters(module, lora, shape, logical_axes)
+    inputs = apply_dropout(module, x, lora.dropout, axis_name=tensor)
     update = F.linear(F.linear(inputs, factors.a, axes=axes), factors.b)
     y = F.linear(x, kernel, axes=axes) + update * jnp.asarray(lora.scale, x.dtype)
     if not lora.dora:
@@ -123,9 +115,8 @@ def adapt_output(
     merged = kernel.astype(jnp.float32) + lora.scale * factors.product().astype(jnp.float32)
     square = jnp.sum(jnp.square(merged), axis=tuple(range(axes)))
     length = jnp.sqrt(F.reduce_from_tensor_parallel(square, tensor))
-    outputs = " ".join(names[axes + 1 :]).replace("model", "features")
     init_fn = lambda key, shape, dtype: length  # noqa: E731
-    magnitude = sharded_parameter(module, MAGNITUDE, init_fn, shape[axes:], outputs, runtime)
+    magnitude = sharded_parameter(module, MAGNITUDE, init_fn, shape[axes:], parsed.bias_axes)
     divisor = jax.lax.stop_gradient(jnp.where(length == 0, 1, length))
     ratio = F.copy_to_tensor_parallel(magnitude, tensor) / divisor
     return y * jnp.broadcast_to(ratio.astype(y.dtype), y.shape)

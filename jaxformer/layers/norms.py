@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from flax import linen as nn
+from flax.linen.initializers import constant, zeros
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
@@ -34,15 +35,15 @@ class Norm(nn.Module):
         logical_axes = self.logical_axes or " ".join(["features"] * len(shape))
 
         def norm_parameter(name: str, init_fn: Callable) -> Float[Array, "..."]:
-            value = sharded_parameter(self, name, init_fn, shape, logical_axes, self.runtime)
+            value = sharded_parameter(self, name, init_fn, shape, logical_axes)
             return F.pvary_like(value, x)  # before broadcasting
 
         scale = bias = None
         if cfg.parameters != "none":
-            init_fn = nn.initializers.constant(1.0 - cfg.scale_offset)
+            init_fn = constant(1.0 - cfg.scale_offset)
             scale = norm_parameter("scale", init_fn) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
-            bias = norm_parameter("bias", nn.initializers.zeros)
+            bias = norm_parameter("bias", zeros)
         axis_name = logical_to_mesh_axis(
             parse_logical_axes(logical_axes).names[-1], num_features, self.runtime.mesh_axes
         )

@@ -97,7 +97,6 @@ def sharded_parameter(
     init_fn: Callable[..., Array],
     shape: tuple[int, ...],
     logical_axes: str,
-    runtime: RuntimeConfig,
     *,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "..."]:
@@ -107,12 +106,11 @@ def sharded_parameter(
     one layer at a time inside a loop over layers; its transpose scatters the gradient.
 
     Args:
-        module: The module that owns the parameter.
+        module: The module that owns the parameter; it has a field `runtime`.
         name: Its name.
         init_fn: The initialiser.
         shape: Global shape.
         logical_axes: Names of its axes, as `parse_logical_axes` reads them.
-        runtime: Run-time options.
         dtype: Dtype of the result.
 
     Returns:
@@ -122,21 +120,18 @@ def sharded_parameter(
         ValueError: The number of axes differs from that of the shape, or the given parameter has
             another shape.
     """
+    runtime: RuntimeConfig = module.runtime
     names, num_output_axes = parse_logical_axes(logical_axes)
     if len(names) != len(shape):
         raise ValueError(
             f"The parameter {'/'.join((*module.path, name))} {shape} has {len(shape)} axes; "
             f"{logical_axes!r} names {len(names)}."
         )
-
     runtime.read.add((*module.path, name))
 
     def boxed_init(*args: Any) -> Any:
-        return (
-            AnnotatedParameter(init_fn(*args), names, None, num_output_axes)
-            if runtime.annotate_axes
-            else init_fn(*args)
-        )
+        x = init_fn(*args)
+        return AnnotatedParameter(x, names, None, num_output_axes) if runtime.annotate_axes else x
 
     axes = mesh_axes(names, shape, runtime.mesh_axes)
     local_shape = tuple(n // axis_size(axis) for n, axis in zip(shape, axes, strict=True))
@@ -150,9 +145,8 @@ def sharded_parameter(
             )
     else:
         value = module.param(name, boxed_init, local_shape, jnp.float32)
-    if (
-        "kv_heads" in names and runtime.mesh_axes.tensor not in axes
-    ):  # each device uses a part of its copy, so gradients are summed
+    if "kv_heads" in names and runtime.mesh_axes.tensor not in axes:
+        # Each device uses a part of its copy, so gradients are summed.
         value = F.copy_to_tensor_parallel(value, runtime.mesh_axes.tensor)
     for i, axis in enumerate(axes):
         if axis is not None and names[i] == "model":
@@ -204,7 +198,7 @@ def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
     Consecutive heads differ by the same factor.
     """
 
-    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         return jnp.asarray(np.log(np.geomspace(min_memory, max_memory, shape[0]) - 1), dtype)
 
     return init_fn
@@ -213,9 +207,7 @@ def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
 def log_uniform_init(low: float, high: float) -> Callable:
     """Initialiser of logarithms of numbers drawn evenly between two limits."""
 
-    def init_fn(
-        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
-    ) -> jax.Array:
+    def init_fn(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         return jnp.log(jax.random.uniform(key, shape, dtype, low, high))
 
     return init_fn
@@ -224,9 +216,7 @@ def log_uniform_init(low: float, high: float) -> Callable:
 def step_bias_init(low: float, high: float) -> Callable:
     """Initialiser whose softplus is spread evenly between two limits on a logarithmic scale."""
 
-    def init_fn(
-        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
-    ) -> jax.Array:
+    def init_fn(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         logs = jax.random.uniform(key, shape, dtype, np.log(low), np.log(high))
         return jnp.log(jnp.expm1(jnp.exp(logs)))  # the inverse of softplus
 
@@ -236,7 +226,7 @@ def step_bias_init(low: float, high: float) -> Callable:
 def rope_frequency_init(base: float) -> Callable:
     """Initialiser that gives every head the RoPE frequencies."""
 
-    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         frequencies = F.rope_frequencies(2 * shape[-1], base=base)
         return jnp.broadcast_to(frequencies, shape).astype(dtype)
 

@@ -28,7 +28,7 @@ class ResidualConnection(nn.Module):
                     f"{name}.parameters: every device has all of the stream, so axes must be "
                     f"model or features; got {parameter.axes!r} of {parameter_name!r}."
                 )
-        params = option_parameters(self, self.option, declared, self.runtime)
+        params = option_parameters(self, self.option, declared, self.runtime.dtype)
         stream = self.option(params, x, y)
         require_like(name, "[rows, tokens, width]", stream, x.shape, x.dtype)
         return stream

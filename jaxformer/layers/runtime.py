@@ -116,15 +116,10 @@ def target_name(path: tuple[str, ...]) -> str:
 
 
 def apply_dropout(
-    module: nn.Module,
-    x: Float[Array, "*shape"],
-    rate: float,
-    runtime: RuntimeConfig,
-    *,
-    axis_name: str | None = None,
+    module: nn.Module, x: Float[Array, "*shape"], rate: float, *, axis_name: str | None = None
 ) -> Float[Array, "*shape"]:
     """Apply dropout in training, with different masks on the devices along `axis_name`."""
-    if runtime.deterministic or rate == 0:
+    if module.runtime.deterministic or rate == 0:
         return x
     return F.dropout(x, rate, dropout_key(module, axis_name))
 

@@ -91,7 +91,9 @@ def f(x):
 
 @pytest.mark.parametrize("kind", CHOICES, ids=lambda k: k.__name__)
 def test_every_field_is_read_somewhere(kind):
-    unread = [f.name for f in dataclasses.fields(kind) if f.name not in all_read()]
+    arguments = inspect.signature(kind.formula).parameters if hasattr(kind, "formula") else ()
+    read = all_read() | {*arguments}
+    unread = [f.name for f in dataclasses.fields(kind) if f.name not in read]
     assert not unread, f"{kind.__name__}: {unread} change nothing; use them or delete them."
 
 
@@ -369,6 +371,14 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
         (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),
+        (
+            lambda: c.T5Bias(num_buckets=2**32, max_distance=2**40),
+            "T5Bias.num_buckets must be at most 2147483647; got 4294967296",
+        ),
+        (
+            lambda: c.T5Bias(max_distance=2**31),
+            "T5Bias.max_distance must be at most 2147483647; got 2147483648",
+        ),
         (lambda: c.T5Bias(num_buckets=32, max_distance=16), "got max_distance=16, num_buckets=32"),
         (lambda: c.Rope(fraction=0.0), r"fraction must be in \(0, 1\]; got 0.0"),
         (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),

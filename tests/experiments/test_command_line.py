@@ -4,7 +4,6 @@ import os
 import re
 import sys
 import types
-import typing
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ from experiments.ablate import Ablation
 from experiments.command_line import exit_with_error, parse_run, readable_errors
 from experiments.evaluate import Evaluate
 from jaxformer import errors, zoo
+from jaxformer.checks import field_types
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
@@ -61,7 +61,7 @@ def help_by_flag(capsys, runs, *arguments):
 
 def flags(run, prefix=""):
     """Every field that is a flag of its own: choices are, records of settings are not."""
-    for field, hint in typing.get_type_hints(type(run)).items():
+    for field, hint in field_types(type(run)).items():
         name = prefix + field.replace("_", "-")
         if is_dataclass(hint) or hint == Attention:
             yield from flags(getattr(run, field), f"{name}.")
@@ -121,6 +121,14 @@ def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
         output.startswith(f"error: There is no flag {flag.removesuffix('=3')}.")
         and message in output
     )
+
+
+def test_the_flags_of_an_attention_kind_are_its_fields(capsys):
+    decay = "--model.attention", "Decay(num_heads=2, head_dim=8)"
+    message = "There is no flag --model.attention.windows. Flags of --model.attention: "
+    names = "num-heads", "head-dim", "min-memory", "max-memory", "angles", "biases"
+    message += ", ".join(f"--model.attention.{name}" for name in names)
+    assert f"{message}." in refusal(capsys, *decay, "--model.attention.windows", "3")
 
 
 @pytest.mark.parametrize("name", ["nope", "Tiny", ""])

@@ -250,7 +250,8 @@ def test_windows_alone_never_fill():
     "changes, capacity, message",
     [
         (dict(topology=Encoder()), 4, "An Encoder attends in both directions"),
-        ({}, 0, "capacity must be at least 1; got 0"),
+        ({}, 0, "capacity must be an integer of at least 1; got 0"),
+        ({}, 2.5, "capacity must be an integer of at least 1; got 2.5"),
         (
             dict(embedding=Embedding(positions=Learned(max_length=9))),
             10,
@@ -261,6 +262,11 @@ def test_windows_alone_never_fill():
 def test_caches_that_cannot_be(changes, capacity, message):
     with pytest.raises(ValueError, match=message):
         empty_cache(replace(BASE, **changes), (2,), capacity)
+
+
+def test_a_cache_needs_a_device():
+    with pytest.raises(ValueError, match="tensor_parallel_size must be an integer of .* got 0"):
+        empty_cache(BASE, (2,), LENGTH, tensor_parallel_size=0)
 
 
 def test_positions_follow_from_the_cache():

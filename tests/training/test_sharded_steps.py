@@ -280,12 +280,11 @@ def test_pmap_does_as_shard_map(name):
 
 class Dropping(nn.Module):
     part_of: str | None
+    runtime: RuntimeConfig = RuntimeConfig(deterministic=False)
 
     @nn.compact
     def __call__(self, x):
-        return apply_dropout(
-            self, x, 0.5, RuntimeConfig(deterministic=False), axis_name=self.part_of
-        )
+        return apply_dropout(self, x, 0.5, axis_name=self.part_of)
 
 
 def test_devices_drop_other_parts_of_what_is_shared_out_and_the_same_of_what_all_have():

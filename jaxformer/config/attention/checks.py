@@ -36,6 +36,22 @@ def check_biases(attention: Any) -> None:
     )
 
 
+def indivisibility(name: str, count: int, tensor: int, joint_norm: str | None) -> str | None:
+    """Why heads that others read cannot be sharded over `tensor`; None if they can.
+
+    Args:
+        name: Field of the number of heads.
+        count: Its value.
+        tensor: Devices along `tensor`.
+        joint_norm: A norm that needs all heads in one place, in words.
+    """
+    if count % tensor == 0:
+        return None
+    if tensor % count:
+        return f"{name} {count} and tensor {tensor}: one must be a multiple of the other"
+    return joint_norm and f"{name} {count} with {joint_norm} cannot be sharded over tensor {tensor}"
+
+
 def check_convolution_width(name: str, width: int) -> None:
     """Check the number of taps; every tap is a product of its own in the compiled program."""
     require(

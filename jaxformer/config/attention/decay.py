@@ -6,6 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.config.attention.checks import check_biases
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
 from jaxformer.config.positions import Positions
@@ -78,26 +79,16 @@ class Decay(RecurrentDefaults):
             self.angles is None or self.head_dim % 2 == 0,
             f"Angles rotate pairs of features, so head_dim must be even; got {self.head_dim}.",
         )
-        require(
-            len(set(self.biases)) == len(self.biases),
-            f"biases must not repeat a projection; got {self.biases}.",
-        )
+        check_biases(self)
 
     has_weights = True
     has_decays = True
     linear_projections = None, None, "value"
 
-    @property
-    def heads_width(self) -> int:
-        """Total width of all heads, the input of the output projection."""
-        return self.num_heads * self.head_dim
-
-    def attention_flops(
-        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
-    ) -> int:
+    def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer, including its projections."""
-        numbers_per_value = 2 * model_dim + min(RECURRENCE_CHUNK, query_length)
-        return 2 * query_length * numbers_per_value * self.heads_width
+        numbers_per_value = 2 * model_dim + min(RECURRENCE_CHUNK, length)
+        return 2 * length * numbers_per_value * self.heads_width
 
     def activation_widths(
         self, model_dim: int, positions: Positions | None, tensor: int

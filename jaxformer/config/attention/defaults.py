@@ -34,6 +34,13 @@ class AttentionDefaults:
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
     cross_layer_kv: bool = False
+    num_heads: int
+    head_dim: int
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
 
     @property
     def linear_projections(self) -> tuple[str | None, str | None, str] | None:
@@ -73,3 +80,13 @@ class RecurrentDefaults(AttentionDefaults):
     def at_layer(self: Kind, positions: Positions | None, window: Window) -> Kind:
         """The same option, which has neither."""
         return self
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """FLOPs of one layer for `length` tokens, including its projections."""
+        raise NotImplementedError
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer: those for the queries, which read no keys."""
+        return self.flops(model_dim, query_length)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from jaxformer.config.attention.checks import indivisibility
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -28,9 +29,7 @@ Kind = TypeVar("Kind", bound="GroupedHeads")
 class GroupedHeads(AttentionDefaults):
     """Sizes and costs of attention whose query heads share key-value heads in groups."""
 
-    num_heads: int
     num_kv_heads: int
-    head_dim: int
     positions: tuple[Positions | None, ...]
     windows: tuple[Window, ...]
     scale: float | None
@@ -40,17 +39,9 @@ class GroupedHeads(AttentionDefaults):
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`, if they cannot."""
-        count = self.num_kv_heads
-        if count % tensor == 0:
-            return None
-        if tensor % count:
-            return f"num_kv_heads {count} and tensor {tensor}: one must be a multiple of the other"
-        if self.qk_norm is not None and self.qk_norm.over == "width":
-            return (
-                f"num_kv_heads {count} with one QK-norm over all heads cannot be sharded over "
-                f"tensor {tensor}"
-            )
-        return None
+        is_joint = self.qk_norm is not None and self.qk_norm.over == "width"
+        joint_norm = "one QK-norm over all heads" if is_joint else None
+        return indivisibility("num_kv_heads", self.num_kv_heads, tensor, joint_norm)
 
     @property
     def rope_head_dim(self) -> int:
@@ -61,11 +52,6 @@ class GroupedHeads(AttentionDefaults):
     def key_dim(self) -> int:
         """Features of a key."""
         return self.head_dim
-
-    @property
-    def heads_width(self) -> int:
-        """Total width of all heads, the input of the output projection."""
-        return self.num_heads * self.head_dim
 
     def num_cached_arrays(self, positions: Positions | None) -> int:
         """Arrays cached per token: keys and values."""

@@ -1,6 +1,7 @@
 """`HybridHeads`: several attention kinds side by side in one layer."""
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from jaxformer.checks import check_fields, require
@@ -11,7 +12,6 @@ from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
-from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.attention.shared_kv import SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution
 from jaxformer.config.positions import Positions, Window
@@ -69,15 +69,14 @@ class HybridHeads(AttentionDefaults):
         """The attention kinds."""
         return self.kinds
 
-    @property
-    def has_scores(self) -> bool:  # type: ignore[override]
-        """Whether positions, masks and windows enter scores of queries and keys."""
-        return self.main.has_scores
-
-    @property
-    def has_weights(self) -> bool:  # type: ignore[override]
-        """Whether there are attention weights: those of `main`."""
-        return self.main.has_weights
+    # What has one value per layer is that of `main`.
+    has_scores = property(attrgetter("main.has_scores"))
+    has_weights = property(attrgetter("main.has_weights"))
+    query_scaling = property(attrgetter("main.query_scaling"))
+    positions = property(attrgetter("main.positions"))
+    windows = property(attrgetter("main.windows"))
+    num_heads = property(attrgetter("main.num_heads"))
+    rope_head_dim = property(attrgetter("main.rope_head_dim"))
 
     @property
     def has_decays(self) -> bool:  # type: ignore[override]
@@ -88,31 +87,6 @@ class HybridHeads(AttentionDefaults):
     def is_recurrent(self) -> bool:  # type: ignore[override]
         """Whether one of the kinds is a causal recurrence over the sequence."""
         return any(kind.is_recurrent for kind in self.kinds)
-
-    @property
-    def query_scaling(self) -> QueryScaling | None:  # type: ignore[override]
-        """How queries grow with the position, if they do."""
-        return self.main.query_scaling
-
-    @property
-    def positions(self) -> tuple[Positions | None, ...]:
-        """Position options, cycled over the layers."""
-        return self.main.positions
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """Attention windows, cycled over the layers."""
-        return self.main.windows
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of `main`."""
-        return self.main.num_heads
-
-    @property
-    def rope_head_dim(self) -> int:
-        """Features per head that RoPE may rotate."""
-        return self.main.rope_head_dim
 
     @property
     def heads_width(self) -> int:
@@ -141,10 +115,9 @@ class HybridHeads(AttentionDefaults):
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> tuple[Any, ...]:
         """Return the empty cache of each kind."""
         state = shape._replace(num_slots=1)
-        shapes = (shape if kind is self.main else state for kind in self.kinds)
         return tuple(
-            kind.empty_layer_cache(positions, kind_shape)
-            for kind, kind_shape in zip(self.kinds, shapes, strict=True)
+            kind.empty_layer_cache(positions, shape if kind is self.main else state)
+            for kind in self.kinds
         )
 
     def tiny(self) -> "HybridHeads":

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_biases, check_convolution_width
+from jaxformer.config.attention.checks import check_biases, check_convolution_width, indivisibility
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -211,22 +211,13 @@ class LinearAttention(RecurrentDefaults):
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key heads cannot be sharded over `tensor`; None if they can."""
         count = self.num_key_heads
-        if count % tensor == 0:
-            return None
-        if tensor % count:
-            return f"num_key_heads {count} and tensor {tensor}: one must be a multiple of the other"
-        if count > 1 and self.output.norm is not None and self.output.over == "group":
-            return (
-                f"num_key_heads {count} with a norm of each group cannot be sharded over "
-                f"tensor {tensor}"
-            )
-        return None
+        is_joint = count > 1 and self.output.norm is not None and self.output.over == "group"
+        joint_norm = "a norm of each group" if is_joint else None
+        return indivisibility("num_key_heads", count, tensor, joint_norm)
 
-    def attention_flops(
-        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
-    ) -> int:
+    def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer, including its projections."""
-        chunk, rule = min(LINEAR_ATTENTION_CHUNK, query_length), int(self.delta_rule)
+        chunk, rule = min(LINEAR_ATTENTION_CHUNK, length), int(self.delta_rule)
         inputs = 2 * self.keys_width + self.heads_width
         has_gate = self.output.activation is not None
         kernels = model_dim * (inputs + self.heads_width)
@@ -240,7 +231,7 @@ class LinearAttention(RecurrentDefaults):
         with_state = (2 + rule) * self.key_dim * self.value_dim
         convolution = (self.convolution_width or 0) * inputs
         per_token = kernels + convolution + self.num_heads * (within_chunk + with_state)
-        return 2 * query_length * per_token
+        return 2 * length * per_token
 
     @staticmethod
     def _projection(model_dim: int, exists: bool, rank: int | None, width: int) -> int:

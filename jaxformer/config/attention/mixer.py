@@ -76,12 +76,6 @@ class Mixer(RecurrentDefaults, Option, protocol=True):
         """Total width of all heads at test size; a mixer does not declare another."""
         return self.num_heads * TINY_HEAD_DIM
 
-    def attention_flops(
-        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
-    ) -> int:
-        """FLOPs of one layer."""
-        return self.flops(model_dim, query_length)
-
     def activation_widths(
         self, model_dim: int, positions: Positions | None, tensor: int
     ) -> ActivationWidths:

@@ -22,9 +22,7 @@ class NoAttention(RecurrentDefaults):
     heads_width = 0
     biases = ()
 
-    def attention_flops(
-        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
-    ) -> int:
+    def flops(self, model_dim: int, length: int) -> int:
         """0."""
         return 0
 

@@ -29,9 +29,7 @@ class QueryScaling:
 
     def __call__(self, positions: Integer[Array, "*batch T"]) -> Float32[Array, "*batch T"]:
         """`F.query_scale`."""
-        return F.query_scale(
-            positions, beta=self.beta, original_max_length=self.original_max_length
-        )
+        return F.query_scale(positions, **vars(self))
 
     def tiny(self) -> "QueryScaling":
         """Return the option at test size."""

@@ -40,16 +40,9 @@ class ShortConvolution(RecurrentDefaults):
         check_convolution_width("ShortConvolution.width", self.width)
         check_biases(self)
 
-    @property
-    def heads_width(self) -> int:
-        """Channels, the input of the output projection."""
-        return self.num_heads * self.head_dim
-
-    def attention_flops(
-        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
-    ) -> int:
+    def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer, including its projections."""
-        return 2 * query_length * (4 * model_dim + self.width) * self.heads_width
+        return 2 * length * (4 * model_dim + self.width) * self.heads_width
 
     def activation_widths(
         self, model_dim: int, positions: Positions | None, tensor: int

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.positions import position_terms
+from jaxformer.config.positions import as_rope
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import axis_size, logical_to_mesh_axis, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig, dropout_key, sow_and_perturb
 
@@ -52,103 +51,95 @@ class HeadParameter(nn.Module):
     @nn.compact
     def __call__(self) -> Float[Array, "N ..."]:
         axes = " ".join(["heads", *["features"] * (len(self.shape) - 1)])
-        return sharded_parameter(self, "bias", self.init_fn, self.shape, axes, self.runtime)
+        return sharded_parameter(self, "bias", self.init_fn, self.shape, axes)
 
 
-def make_qk_norm(
-    qk_norm: c.QKNorm, logical_axis: str, num_heads: int, head_dim: int, runtime: RuntimeConfig
-) -> Norm:
-    """Make the norm of queries or keys, for `apply_qk_norm`."""
-    match qk_norm.over:
-        case "each_head":
-            return Norm(
-                qk_norm.norm, runtime, num_heads=num_heads, logical_axes=f"{logical_axis} features"
-            )
-        case "width":
-            return Norm(
-                qk_norm.norm, runtime, logical_axes=logical_axis, num_features=num_heads * head_dim
-            )
-        case "head":
-            return Norm(qk_norm.norm, runtime)
+class AttentionModule(nn.Module):
+    """Base of the modules of attention kinds: their fields, and projections to heads and back.
 
-
-def make_output_projection(
-    config: c.TransformerConfig,
-    biases: tuple[str, ...],
-    input_shape: tuple[int, int],
-    runtime: RuntimeConfig,
-    keep_partial_sums: bool,
-    *,
-    name: str | None = None,
-) -> Linear:
-    """Make the output projection, from heads to the model width."""
-    init = config.initialisation
-    return Linear(
-        (config.model_dim,),
-        init.out or init.projection,
-        runtime,
-        "heads features -> model",
-        input_shape=input_shape,
-        bias="out" in biases,
-        init_divisor=config.residual_init_divisor,
-        keep_partial_sums=keep_partial_sums,
-        name=name,
-    )
-
-
-def make_output_gate(
-    config: c.TransformerConfig,
-    gate: c.OutputGate | None,
-    heads: tuple[int, int],
-    runtime: RuntimeConfig,
-) -> Linear | None:
-    """Make the projection to the logits of the output gate, for `gate_heads`; None without one."""
-    if gate is None:
-        return None
-    num_heads, width = heads
-    return Linear(
-        (num_heads, gate.gates_per_head(width)),
-        config.initialisation.projection,
-        runtime,
-        "model -> heads features",
-    )
-
-
-def gate_heads(
-    output_gate: Linear | None, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
-) -> Float[Array, "*batch T N H"]:
-    """Multiply the heads by sigmoid(output_gate(x)); unchanged without a gate."""
-    if output_gate is None:
-        return heads
-    return F.glu(jnp.broadcast_to(output_gate(x), heads.shape), heads)
-
-
-def apply_qk_norm(
-    qk_norm: c.QKNorm, norm: Norm, x: Float[Array, "*batch T N H"]
-) -> Float[Array, "*batch T N H"]:
-    """Apply QK-norm over the full width, or per head."""
-    if qk_norm.over == "width":
-        return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
-    return norm(x)
-
-
-def apply_rope(
-    positions: c.Positions | None,
-    target: c.positions.RopeTarget,
-    x: Float[Array, "*batch T N H"],
-    inputs: AttentionInputs,
-) -> Float[Array, "*batch T N H"]:
-    """Apply RoPE to x if `target` is among the rotated ones; outputs are rotated by the conjugate.
-
-    With values and outputs rotated, the output depends on distances only.
+    With `keep_partial_sums`, as in `Linear`, the caller sums over tensor-parallel devices.
     """
-    rope, rotations = position_terms(positions).rope, inputs.rotations
-    if rope is None or rotations is None or target not in rope.targets:
-        return x
-    if target in "qk":
-        rotations = rotations * rope.attention_scaling
-    rotation = jnp.conj(rotations) if target == "o" else rotations
-    return F.rotate(x, rotation, pairing=rope.pairing)
+
+    config: c.TransformerConfig
+    attention: Any
+    positions: c.Positions | None
+    runtime: RuntimeConfig
+    causal: bool = True
+    keep_partial_sums: bool = False
+
+    @nn.nowrap
+    def projection(
+        self,
+        role: str,
+        features: tuple[int, ...],
+        axes: str = "model -> heads",
+        *,
+        bias: str | None = None,
+        name: str | None = None,
+    ) -> Linear:
+        """Make a projection to heads; `role` names its initialiser, if it has one of its own.
+
+        It has a bias if `bias`, by default the role, is among the biases of the attention kind.
+        """
+        init = self.config.initialisation
+        return Linear(
+            features,
+            getattr(init, role, None) or init.projection,
+            self.runtime,
+            " ".join([axes, *["features"] * (len(features) - 1)]),
+            bias=(bias or role) in self.attention.biases,
+            name=name,
+        )
+
+    @nn.nowrap
+    def output_projection(self, heads: tuple[int, int], *, name: str | None = None) -> Linear:
+        """Make the output projection, from heads to the model width."""
+        init = self.config.initialisation
+        return Linear(
+            (self.config.model_dim,),
+            init.out or init.projection,
+            self.runtime,
+            "heads features -> model",
+            input_shape=heads,
+            bias="out" in self.attention.biases,
+            init_divisor=self.config.residual_init_divisor,
+            keep_partial_sums=self.keep_partial_sums,
+            name=name,
+        )
+
+    @nn.nowrap
+    def output_gate_projection(self, heads: tuple[int, int]) -> Linear | None:
+        """Make the projection to the logits of the output gate; None without one."""
+        if (gate := self.attention.output_gate) is None:
+            return None
+        num_heads, width = heads
+        return self.projection("output_gate", (num_heads, gate.gates_per_head(width)))
+
+    def apply_rope(
+        self,
+        target: c.positions.RopeTarget,
+        x: Float[Array, "*batch T N H"],
+        inputs: AttentionInputs,
+    ) -> Float[Array, "*batch T N H"]:
+        """Apply RoPE to x if `target` is a rotated one; outputs are rotated by the conjugate.
+
+        With values and outputs rotated, the output depends on distances only.
+        """
+        rope, rotations = as_rope(self.positions), inputs.rotations
+        if rope is None or rotations is None or target not in rope.targets:
+            return x
+        if target in "qk":
+            rotations = rotations * rope.attention_scaling
+        rotation = jnp.conj(rotations) if target == "o" else rotations
+        return F.rotate(x, rotation, pairing=rope.pairing)
+
+    def project_heads(
+        self, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
+    ) -> Float[Array, "*batch T D"]:
+        """Gate the heads by x, if there is a gate, and project them to the model width."""
+        if self.output_gate is not None:
+            heads = F.glu(jnp.broadcast_to(self.output_gate(x), heads.shape), heads)
+        return self.out(heads)
 
 
 def local_kv_heads(
@@ -167,14 +158,12 @@ def local_kv_heads(
 
 
 def attend(
-    module: nn.Module,
+    module: AttentionModule,
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K Hv"],
     inputs: AttentionInputs,
     *,
-    runtime: RuntimeConfig,
-    dropout_rate: float,
     score_options: ScoreOptions,
     sinks: Float[Array, " N"] | None = None,
     gather_keys: bool = False,
@@ -182,17 +171,16 @@ def attend(
     """Attend, with dropout, and with ring attention over the context axis.
 
     Args:
-        module: The module that sows the trace and has the "dropout" stream.
+        module: The module that sows the trace and has the "dropout" stream and its rate.
         query: Queries.
         key: Keys.
         value: Values.
         inputs: Mask and bias.
-        runtime: Run-time options.
-        dropout_rate: Dropout rate of the attention weights.
         score_options: Scale, soft cap and normalizer.
         sinks: As in `F.dot_product_attention`.
         gather_keys: All-gather keys instead of ring attention, for a bias that is an array.
     """
+    runtime, dropout_rate = module.runtime, module.config.dropout.attention
     key_is_value, key = value is key, key.astype(query.dtype)
     value = key if key_is_value else value.astype(query.dtype)
     query, key, value, *_ = sow_and_perturb(

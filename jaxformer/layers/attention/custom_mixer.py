@@ -9,23 +9,18 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer.checks import OptionError, shown
+from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.custom_option import apply_option
-from jaxformer.layers.runtime import RuntimeConfig
 
 
-class CustomMixer(nn.Module):
+class CustomMixer(AttentionModule):
     """Parameters of a custom mixer, and its call.
 
     Heads are sharded over `tensor`. Sequences are not sharded.
     """
 
-    config: c.TransformerConfig
     attention: c.Mixer
-    positions: None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
 
     @nn.compact
     def __call__(
@@ -42,8 +37,7 @@ class CustomMixer(nn.Module):
                 f"{type(option).__name__} is recurrent over the sequence, which cannot be sharded; "
                 f"got the context axis {context!r}."
             )
-        layer_index = None if cache_update is None else cache_update.layer_index
-        layer_cache = jax.tree.map(lambda a: get_layer(a, layer_index), cache)
+        layer_cache = jax.tree.map(lambda a: get_layer(a, cache_update), cache)
         # By default, one document and no padding.
         arrays = (d if a is None else a for a, d in zip(inputs, (0, 0, True), strict=True))
         token_inputs = c.MixerInputs(*(jnp.broadcast_to(a, x.shape[:-1]) for a in arrays))
@@ -56,11 +50,9 @@ class CustomMixer(nn.Module):
             check_returned_cache(option, layer_cache, pair[1])
             return pair
 
-        y, new = apply_option(
-            self, option, mixed, x, self.runtime, keep_partial_sums=self.keep_partial_sums
-        )
+        y, new = apply_option(self, option, mixed, x, keep_partial_sums=self.keep_partial_sums)
         if cache is not None:
-            new = jax.tree.map(lambda a, b: set_layer(a, b, layer_index), cache, new)
+            new = jax.tree.map(lambda a, b: set_layer(a, b, cache_update), cache, new)
         return y, new
 
 

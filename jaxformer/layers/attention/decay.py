@@ -3,17 +3,15 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import StateCache
-from jaxformer.layers.attention.core import HeadParameter, make_output_projection
+from jaxformer.layers.attention.core import AttentionModule, HeadParameter
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
-from jaxformer.layers.linear import Linear
 from jaxformer.layers.parameters import log_spaced_memory_init, rope_frequency_init
-from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
+from jaxformer.layers.runtime import sow_and_perturb
 
 
 class DecayTrace(NamedTuple):
@@ -24,38 +22,25 @@ class DecayTrace(NamedTuple):
     value: Float[Array, "*batch T N H"]
 
 
-class DecayAttention(nn.Module):
+class DecayAttention(AttentionModule):
     """Decay attention: chunkwise for sequences, one recurrence step per token with a cache.
 
     Heads are sharded over `tensor`, sequences over `context`, with states handed along.
     """
 
-    config: c.TransformerConfig
     attention: c.Decay
-    positions: None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init = self.attention, self.config.initialisation
+        cfg = self.attention
         heads = (cfg.num_heads, cfg.head_dim)
-        self.value = Linear(
-            heads,
-            init.value or init.projection,
-            self.runtime,
-            "model -> heads features",
-            bias="value" in cfg.biases,
-        )
+        self.value = self.projection("value", heads)
         self.memory = HeadParameter(
             (cfg.num_heads,), log_spaced_memory_init(cfg.min_memory, cfg.max_memory), self.runtime
         )
         if cfg.angles is not None and cfg.angles.learned:
             shape = (cfg.num_heads, cfg.head_dim // 2)
             self.angles = HeadParameter(shape, rope_frequency_init(cfg.angles.base), self.runtime)
-        self.out = make_output_projection(
-            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
-        )
+        self.out = self.output_projection(heads)
 
     def __call__(
         self,
@@ -66,18 +51,16 @@ class DecayAttention(nn.Module):
     ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
         """Decay attention over the sequence and the cached state; returns the new cache too."""
         attention = self.attention
-        value = self.value(F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)).astype(
-            jnp.float32
-        )
+        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        value = self.value(x).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
         trace = DecayTrace(rates, inputs.segments, value)
         value = sow_and_perturb(self, "attention_trace", trace).value
-        layer_index = None if cache_update is None else cache_update.layer_index
         output, state = F.linear_recurrence(
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,
             self.theta(rates.gamma.shape[0]),
-            initial_state=None if cache is None else get_layer(cache.state, layer_index)[..., 0, :],
+            initial_state=cache and get_layer(cache.state, cache_update)[..., 0, :],
             segments=inputs.segments,
             valid=inputs.valid,
             pairing="halves" if attention.angles is None else attention.angles.pairing,
@@ -86,7 +69,7 @@ class DecayAttention(nn.Module):
         y = self.out(output.astype(self.runtime.dtype))
         if cache is None:
             return y, None
-        return y, StateCache(set_layer(cache.state, state[..., None, :], layer_index))
+        return y, StateCache(set_layer(cache.state, state[..., None, :], cache_update))
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache as memoize
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -85,17 +86,11 @@ def make_layer_inputs(
         contiguous_positions = False
 
     @memoize
-    def keys(window: c.Window, gathered: bool) -> TokenPositions:
-        if cache is not None:
-            return TokenPositions(attended.key_positions[window])
-        return attended.all_tokens if gathered else tokens
-
-    @memoize
     def mask(window: c.Window, num_heads: int, gathered: bool) -> F.AttentionMask | Array | None:
         mask = self_attention_mask(
             window,
             queries,
-            keys(window, gathered),
+            attended.keys(window, gathered),
             num_heads=num_heads,
             causal=causal,
             contiguous_positions=contiguous_positions,
@@ -109,16 +104,13 @@ def make_layer_inputs(
     def bias(
         option: c.ScoreBias, window: c.Window, num_heads: int
     ) -> F.AttentionBias | Array | None:
-        positions = queries.positions, keys(window, False).positions
+        positions = queries.positions, attended.keys(window, False).positions
         return prepare(score_bias(option, num_heads, *positions), runtime, num_axes)
 
-    @memoize
-    def rotations(rope: c.Rope, head_dim: int) -> Complex64[Array, "*batch T C"]:
-        return token_rotations(rope, head_dim, queries.positions, attended.length)
-
-    @memoize
-    def query_scale(scaling: c.QueryScaling) -> Float[Array, "*batch T"]:
-        return scaling(queries.positions)
+    rotations = memoize(
+        partial(token_rotations, positions=queries.positions, length=attended.length)
+    )
+    query_scale = memoize(lambda scaling: scaling(queries.positions))
 
     def layer_inputs(index: int) -> LayerInputs:
         layer = config.layer(index)
@@ -134,7 +126,7 @@ def make_layer_inputs(
             None if option is None else bias(option, window, heads),
             None if rope is None else rotations(rope, kind.rope_head_dim),
             queries.positions,
-            keys(window, gathered).positions,
+            attended.keys(window, gathered).positions,
             None if kind.query_scaling is None else query_scale(kind.query_scaling),
             mixer_inputs if kind.is_recurrent else None,
         )
@@ -165,6 +157,12 @@ class AttendedTokens(NamedTuple):
     valid: Array | None
     length: Array
 
+    def keys(self, window: c.Window, gathered: bool) -> TokenPositions:
+        """Return the keys of a window, `gathered` over all devices if there is no cache."""
+        if self.key_positions:
+            return TokenPositions(self.key_positions[window])
+        return self.all_tokens if gathered else self.queries
+
 
 def attended_tokens(
     config: c.TransformerConfig, runtime: RuntimeConfig, tokens: TokenPositions, cache: Cache | None
@@ -177,18 +175,11 @@ def attended_tokens(
     valid = jnp.asarray(tokens.segments != 0)
     num_tokens = jnp.sum(valid, axis=-1, dtype=jnp.int32)
     length = jnp.maximum(cache.min_rope_length, cache.length + num_tokens)
-    key_positions, updates, cached_positions = update_positions(
+    keys_and_updates = update_positions(
         config, cache, tokens.positions, valid, cache_is_empty=runtime.cache_is_empty
     )
-    return AttendedTokens(
-        TokenPositions(tokens.positions),
-        all_tokens,
-        key_positions,
-        updates,
-        cached_positions,
-        valid,
-        length,
-    )
+    queries = TokenPositions(tokens.positions)
+    return AttendedTokens(queries, all_tokens, *keys_and_updates, valid, length)
 
 
 def prepare(
@@ -264,14 +255,11 @@ def cross_attention_mask(
     valid = source_segments > 0
     if token_positions.segments is None:  # every query attends to every valid token
         key_segments = valid.astype(jnp.int32)
-        query_segments = jnp.ones(
-            (*key_segments.shape[:-1], token_positions.positions.shape[-1]), jnp.int32
-        )
+        shape = *key_segments.shape[:-1], token_positions.positions.shape[-1]
+        query_segments = jnp.ones(shape, jnp.int32)
     else:
-        query_segments, key_segments = (
-            token_positions.segments,
-            jnp.where(valid, source_segments, -1),
-        )
+        query_segments = token_positions.segments
+        key_segments = jnp.where(valid, source_segments, -1)
     zero_positions = jnp.zeros(key_segments.shape[-1:], jnp.int32)
     return F.AttentionMask(
         jnp.zeros_like(token_positions.positions), zero_positions, query_segments, key_segments

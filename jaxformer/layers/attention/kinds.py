@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.decay import DecayAttention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
@@ -19,20 +20,14 @@ from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
 from jaxformer.layers.cache import CacheUpdate
-from jaxformer.layers.runtime import RuntimeConfig
 
-AttentionModule = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
+Attend = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
 
 
-class HybridHeads(nn.Module):
+class HybridHeads(AttentionModule):
     """Attention kinds that read the same x, and the sum of their outputs; `config.HybridHeads`."""
 
-    config: c.TransformerConfig
     attention: c.HybridHeads
-    positions: c.Positions | None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
 
     @nn.compact
     def __call__(
@@ -66,7 +61,7 @@ class HybridHeads(nn.Module):
         return y, None if cache is None else tuple(caches)
 
 
-ATTENTION_MODULES: dict[type, Callable[..., AttentionModule]] = {  # of others, CustomMixer
+ATTENTION_MODULES: dict[type, Callable[..., Attend]] = {  # of others, CustomMixer
     c.MultiHead: MultiHeadAttention,
     c.SharedKV: SharedKVAttention,
     c.Latent: LatentAttention,

@@ -7,26 +7,17 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import LatentCache
-from jaxformer.layers.attention.core import (
-    ScoreOptions,
-    apply_rope,
-    attend,
-    gate_heads,
-    make_output_gate,
-    make_output_projection,
-)
+from jaxformer.layers.attention.core import AttentionModule, ScoreOptions, attend
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import HeadKernel
 from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.runtime import RuntimeConfig
 
-SHARED_HEAD_AXES = "model -> kv_heads features"  # one head, which all devices have
 PER_HEAD_AXES = "features -> heads features"
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(AttentionModule):
     """Multi-head latent attention (MLA); see `config.Latent`.
 
     Without a cache, keys and values are expanded; with one, the form with fewer FLOPs is used, for
@@ -34,28 +25,21 @@ class LatentAttention(nn.Module):
     replicated.
     """
 
-    config: c.TransformerConfig
     attention: c.Latent
-    positions: c.Positions | None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
         cfg, init, runtime = self.attention, self.config.initialisation, self.runtime
         kernel_init = init.projection
         per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
         if cfg.query_latent_dim is None:
-            self.query = Linear(
-                per_query, init.query or kernel_init, runtime, "model -> heads features"
-            )
+            self.query = self.projection("query", per_query)
         else:
-            self.query_latent = self.shared_projection(cfg.query_latent_dim, "query_latent")
+            self.query_latent = self.shared_projection("query_latent", cfg.query_latent_dim)
             self.query_latent_norm = Norm(cfg.norm, runtime)
-            self.query = Linear(per_query, init.query or kernel_init, runtime, PER_HEAD_AXES)
-        self.latent = self.shared_projection(cfg.latent_dim, "latent")
+            self.query = self.projection("query", per_query, "features -> heads")
+        self.latent = self.shared_projection("latent", cfg.latent_dim)
         self.latent_norm = Norm(cfg.norm, runtime)
-        self.rotary_key = self.shared_projection(cfg.rope_dim, "rotary_key")
+        self.rotary_key = self.shared_projection("rotary_key", cfg.rope_dim)
         key, value = init.key or kernel_init, init.value or kernel_init
         self.key = HeadKernel(
             (cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, runtime, PER_HEAD_AXES
@@ -64,16 +48,13 @@ class LatentAttention(nn.Module):
             (cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, PER_HEAD_AXES
         )
         heads = cfg.num_heads, cfg.value_dim
-        self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
-        self.out = make_output_projection(
-            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
-        )
+        self.output_gate = self.output_gate_projection(heads)
+        self.out = self.output_projection(heads)
 
     @nn.nowrap
-    def shared_projection(self, width: int, name: str) -> Linear:
-        """Make a projection to one head that all query heads read."""
-        kernel_init, bias = (self.config.initialisation.projection, name in self.attention.biases)
-        return Linear((1, width), kernel_init, self.runtime, SHARED_HEAD_AXES, bias=bias)
+    def shared_projection(self, role: str, width: int) -> Linear:
+        """Make a projection to one head, which all devices have and all query heads read."""
+        return self.projection(role, (1, width), "model -> kv_heads")
 
     def __call__(
         self,
@@ -85,7 +66,7 @@ class LatentAttention(nn.Module):
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
-        rotary_key = apply_rope(self.positions, "k", self.rotary_key(x), inputs)
+        rotary_key = self.apply_rope("k", self.rotary_key(x), inputs)
         new = LatentCache(self.latent_norm(self.latent(x)), rotary_key)
         use_absorbed = cache is not None and F.prefer_absorbed(
             x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
@@ -94,7 +75,7 @@ class LatentAttention(nn.Module):
         query, kv = self.project_query(x, inputs), LatentCache(*(y.astype(x.dtype) for y in kv))
         attend = self.attend_absorbed if use_absorbed else self.attend_expanded
         heads = attend(query, kv, inputs)
-        return self.out(gate_heads(self.output_gate, x, heads)), cache
+        return self.project_heads(x, heads), cache
 
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
@@ -104,9 +85,7 @@ class LatentAttention(nn.Module):
         if cfg.query_latent_dim is not None:
             x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
         nope_query, rope_query = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
-        return jnp.concatenate(
-            [nope_query, apply_rope(self.positions, "q", rope_query, inputs)], axis=-1
-        )
+        return jnp.concatenate([nope_query, self.apply_rope("q", rope_query, inputs)], axis=-1)
 
     def attend_expanded(
         self, query: Float[Array, "*batch T N Q"], kv: LatentCache, inputs: AttentionInputs
@@ -134,13 +113,4 @@ class LatentAttention(nn.Module):
         """Attend with the scale of the expanded keys."""
         cfg = self.attention
         scale = (cfg.nope_dim + cfg.rope_dim) ** -0.5 if cfg.scale is None else cfg.scale
-        return attend(
-            self,
-            query,
-            key,
-            value,
-            inputs,
-            runtime=self.runtime,
-            dropout_rate=self.config.dropout.attention,
-            score_options=ScoreOptions(scale=scale),
-        )
+        return attend(self, query, key, value, inputs, score_options=ScoreOptions(scale=scale))

@@ -1,22 +1,23 @@
 """Linear attention module: convolutions, steps and weights, the state, a gated norm."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import ones
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import ConvolutionCache, LinearAttentionCache
-from jaxformer.layers.attention.core import HeadParameter, local_kv_heads, make_output_projection
+from jaxformer.layers.attention.core import AttentionModule, HeadParameter, local_kv_heads
 from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.convolution import Convolution
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import local_shard, log_uniform_init, step_bias_init
-from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
+from jaxformer.layers.runtime import sow_and_perturb
 
 RATES = 1.0, 16.0  # initial rates of the decay, drawn evenly between these
 STEPS = 1e-3, 0.1  # initial steps
@@ -32,19 +33,14 @@ class LinearAttentionTrace(NamedTuple):
     value: Float[Array, "*batch T N Hv"]
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(AttentionModule):
     """Linear attention; see `config.LinearAttention`.
 
     Heads are sharded over `tensor`, sequences over `context`, with states handed along. Key heads
     are replicated as key-value heads are: each device reads that of its heads.
     """
 
-    config: c.TransformerConfig
     attention: c.LinearAttention
-    positions: None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
 
     @nn.compact
     def __call__(
@@ -55,27 +51,15 @@ class LinearAttention(nn.Module):
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LinearAttentionCache | None]:
         """Write tokens into the state and read it; returns the output and the new cache."""
-        cfg, runtime, init = self.attention, self.runtime, self.config.initialisation
-        keys, values = (cfg.num_key_heads, cfg.key_dim), (cfg.num_heads, cfg.value_dim)
+        cfg, runtime = self.attention, self.runtime
         shared_x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
-        vectors, convolutions = [], []
-        for i, name in enumerate(("query", "key", "value")):
-            shape, axis = (values, "heads") if name == "value" else (keys, "kv_heads")
-            y = self._linear(name, shape, getattr(init, name), axis)(shared_x)
-            if axis == "kv_heads":
-                y = local_kv_heads(y, cfg.num_key_heads, runtime)
-            earlier = cache.convolutions[i] if cache is not None and cache.convolutions else None
-            y, convolution = self._convolve(name, y, inputs, earlier, cache_update)
-            vectors.append(jax.nn.silu(y))
-            convolutions.append(convolution)
-        query, key, value = vectors
+        (query, key, value), convolutions = self._vectors(shared_x, inputs, cache, cache_update)
         if cfg.unit_vectors:
             query, key = _unit_vectors(query), _unit_vectors(key)
         log_decay, beta = self._decay_and_beta(x, shared_x)
         decays = jnp.zeros(value.shape[:-1]) if log_decay is None else log_decay
         trace = LinearAttentionTrace(decays, query, key, value)
         _, query, key, value = sow_and_perturb(self, "attention_trace", trace)
-        layer_index = None if cache_update is None else cache_update.layer_index
         scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
         y, state = F.linear_attention(
             query.astype(jnp.float32) * scale,
@@ -84,41 +68,54 @@ class LinearAttention(nn.Module):
             log_decay=log_decay,
             beta=beta,
             delta_rule=cfg.delta_rule,
-            initial_state=None if cache is None else get_layer(cache.state, layer_index),
+            initial_state=cache and get_layer(cache.state, cache_update),
             segments=inputs.segments,
             valid=inputs.valid,
             axis_name=runtime.mesh_axes.context,
         )
         if cfg.skip:
-            ones = nn.initializers.ones
             skip = HeadParameter((cfg.num_heads,), ones, runtime, name="skip")()
             y = y + jnp.broadcast_to(skip[:, None], y.shape) * value.astype(jnp.float32)
         y = self._gated_norm(y, x, shared_x).astype(runtime.dtype)
-        out = make_output_projection(
-            self.config, cfg.biases, values, runtime, self.keep_partial_sums, name="out"
-        )
+        out = self.output_projection((cfg.num_heads, cfg.value_dim), name="out")
         if cache is None:
             return out(y), None
-        new_state = set_layer(cache.state, state, layer_index)
-        return out(y), LinearAttentionCache(new_state, tuple(filter(None, convolutions)))
+        new_state = set_layer(cache.state, state, cache_update)
+        return out(y), LinearAttentionCache(new_state, convolutions)
 
-    def _linear(
+    def _vectors(
         self,
-        name: str,
-        features: tuple[int, ...],
-        kernel_init: c.Initialiser | None = None,
-        axis: str = "heads",
-    ) -> Linear:
+        x: Float[Array, "*batch T D"],
+        inputs: c.MixerInputs,
+        cache: LinearAttentionCache | None,
+        cache_update: CacheUpdate | None,
+    ) -> tuple[list[Float[Array, "*batch T N H"]], tuple[ConvolutionCache, ...]]:
+        """Queries, keys and values, and the caches of their convolutions, if there are any."""
+        cfg, vectors, convolutions = self.attention, list[Array](), list[Any]()
+        keys, values = (cfg.num_key_heads, cfg.key_dim), (cfg.num_heads, cfg.value_dim)
+        for i, name in enumerate(("query", "key", "value")):
+            shape, axis = (values, "heads") if name == "value" else (keys, "kv_heads")
+            y = self._linear(name, shape, axis)(x)
+            if axis == "kv_heads":
+                y = local_kv_heads(y, cfg.num_key_heads, self.runtime)
+            if cfg.convolution_width is not None:
+                convolve = Convolution(
+                    *shape,
+                    cfg.convolution_width,
+                    self.runtime,
+                    bias="convolution" in cfg.biases,
+                    heads_axis=axis,
+                    name=f"{name}_convolution",
+                )
+                y, state = convolve(y, inputs, cache and cache.convolutions[i], cache_update)
+                convolutions.append(state)
+            vectors.append(jax.nn.silu(y))
+        return vectors, tuple(convolutions)
+
+    @nn.nowrap
+    def _linear(self, name: str, features: tuple[int, ...], axis: str = "heads") -> Linear:
         """A projection from the model width to heads."""
-        axes = " ".join([axis, *["features"] * (len(features) - 1)])
-        return Linear(
-            features,
-            kernel_init or self.config.initialisation.projection,
-            self.runtime,
-            f"model -> {axes}",
-            bias="in" in self.attention.biases,
-            name=name,
-        )
+        return self.projection(name, features, f"model -> {axis}", bias="in", name=name)
 
     def _low_rank(
         self,
@@ -136,29 +133,6 @@ class LinearAttention(nn.Module):
         axes = " ".join(["heads", *["features"] * (len(features) - 1)])
         up = Linear(features, init, runtime, f"features -> {axes}", name=name)
         return up(F.copy_to_tensor_parallel(down, runtime.mesh_axes.tensor))
-
-    def _convolve(
-        self,
-        name: str,
-        x: Float[Array, "*batch T N H"],
-        inputs: c.MixerInputs,
-        cache: ConvolutionCache | None,
-        cache_update: CacheUpdate | None,
-    ) -> tuple[Float[Array, "*batch T N H"], ConvolutionCache | None]:
-        """Convolve queries, keys or values, if the option says so."""
-        cfg = self.attention
-        if cfg.convolution_width is None:
-            return x, None
-        module = Convolution(
-            cfg.num_heads if name == "value" else cfg.num_key_heads,
-            x.shape[-1],
-            cfg.convolution_width,
-            self.runtime,
-            bias="convolution" in cfg.biases,
-            heads_axis="heads" if name == "value" else "kv_heads",
-            name=f"{name}_convolution",
-        )
-        return module(x, inputs, cache, cache_update)
 
     def _decay_and_beta(
         self, x: Float[Array, "*batch T D"], shared_x: Float[Array, "*batch T D"]
@@ -200,29 +174,18 @@ class LinearAttention(nn.Module):
         if gate is not None and output.placement == "before_norm":
             y = y * gate
         if output.norm is not None:
-            if output.over == "head":
-                y = Norm(output.norm, self.runtime, name="norm")(y)
-            elif output.over == "all":
-                norm = Norm(
-                    output.norm,
-                    self.runtime,
-                    logical_axes="heads",
-                    num_features=cfg.heads_width,
-                    name="norm",
-                )
-                y = norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
-            else:
+            options: dict[str, Any] = {}
+            shape: tuple[int, ...] = y.shape
+            if output.over == "all":
+                options = dict(logical_axes="heads", num_features=cfg.heads_width)
+                shape = *y.shape[:-2], -1
+            elif output.over == "group":
                 groups = cfg.num_key_heads
-                norm = Norm(
-                    output.norm,
-                    self.runtime,
-                    num_heads=groups,
-                    logical_axes="features heads" if groups == 1 else "heads features",
-                    num_features=cfg.heads_width // groups,
-                    name="norm",
-                )
-                local_groups = max(1, y.shape[-2] * groups // cfg.num_heads)
-                y = norm(y.reshape(*y.shape[:-2], local_groups, -1)).reshape(y.shape)
+                options = dict(num_heads=groups, num_features=cfg.heads_width // groups)
+                options["logical_axes"] = "features heads" if groups == 1 else "heads features"
+                shape = *y.shape[:-2], max(1, y.shape[-2] * groups // cfg.num_heads), -1
+            norm = Norm(output.norm, self.runtime, name="norm", **options)
+            y = norm(y.reshape(shape)).reshape(y.shape)
         if gate is not None and output.placement == "after_norm":
             y = y * gate
         return y

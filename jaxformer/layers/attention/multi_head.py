@@ -1,33 +1,26 @@
 """Multi-head attention module, for self-attention and cross-attention."""
 
-from functools import partial
 from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import KVCache
-from jaxformer.config.attention.multi_head import Projection
-from jaxformer.config.positions import position_terms
+from jaxformer.config.positions import as_transformer_xl
 from jaxformer.layers.attention.core import (
+    AttentionModule,
     HeadParameter,
     ScoreOptions,
-    apply_qk_norm,
-    apply_rope,
     attend,
-    gate_heads,
     local_kv_heads,
-    make_output_gate,
-    make_output_projection,
-    make_qk_norm,
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import CacheUpdate, update_cache
-from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
@@ -45,68 +38,82 @@ class HeadKernel(nn.Module):
     def __call__(self, dtype: DTypeLike = jnp.float32) -> Float[Array, "D N H"]:
         init_fn = initializer(self.kernel_init)
         return sharded_parameter(
-            self, "kernel", init_fn, self.shape, self.logical_axes, self.runtime, dtype=dtype
+            self, "kernel", init_fn, self.shape, self.logical_axes, dtype=dtype
         )
 
 
-class MultiHeadAttention(nn.Module):
-    """Multi-head attention, over the sequence itself or over the encoder's output.
+class GroupedHeadsAttention(AttentionModule):
+    """Queries, norms and output of attention whose query heads share key-value heads.
 
     Query heads are sharded over `tensor`; each device has the key-value heads that its query heads
-    read. With `returns_kv` the new cache comes with the keys and values that were attended to, for
-    layers with `cross_layer_kv`.
+    read.
     """
 
-    config: c.TransformerConfig
+    def setup(self):
+        cfg = self.attention
+        heads = cfg.num_heads, cfg.head_dim
+        self.query = self.projection("query", heads)
+        self.output_gate = self.output_gate_projection(heads)
+        self.out = self.output_projection(heads)
+        if cfg.qk_norm is not None:
+            self.query_norm = self.make_qk_norm("heads", cfg.num_heads)
+            self.key_norm = self.make_qk_norm("kv_heads", cfg.num_kv_heads)
+        if cfg.value_norm is not None:
+            self.value_norm = Norm(cfg.value_norm, self.runtime)
+
+    @nn.nowrap
+    def make_qk_norm(self, logical_axis: str, num_heads: int) -> Norm:
+        """Make the norm of queries or keys."""
+        norm, width = self.attention.qk_norm.norm, num_heads * self.attention.head_dim
+        match self.attention.qk_norm.over:
+            case "each_head":
+                axes = f"{logical_axis} features"
+                return Norm(norm, self.runtime, num_heads=num_heads, logical_axes=axes)
+            case "width":
+                return Norm(norm, self.runtime, logical_axes=logical_axis, num_features=width)
+        return Norm(norm, self.runtime)
+
+    def normalise(
+        self, target: Literal["q", "k"], x: Float[Array, "*batch T N H"]
+    ) -> Float[Array, "*batch T N H"]:
+        """Apply QK-norm to queries or keys, over the full width or per head, if there is one."""
+        if (qk_norm := self.attention.qk_norm) is None:
+            return x
+        norm = self.query_norm if target == "q" else self.key_norm
+        if qk_norm.over == "width":
+            return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+        return norm(x)
+
+
+class MultiHeadAttention(GroupedHeadsAttention):
+    """Multi-head attention, over the sequence itself or over the encoder's output.
+
+    With `returns_kv` the new cache comes with the keys and values that were attended to, for layers
+    with `cross_layer_kv`, which have no such projections.
+    """
+
     attention: c.MultiHead
-    positions: c.Positions | None
-    runtime: RuntimeConfig
-    causal: bool = True
-    keep_partial_sums: bool = False  # as in Linear
     returns_kv: bool = False
 
     def setup(self):
-        cfg, init = self.attention, self.config.initialisation
-
-        def project(name: Projection, heads: int, kernel_init: c.Initialiser | None) -> Linear:
-            shape = (heads, cfg.head_dim)
-            logical_axes = f"model -> {'heads' if name == 'query' else 'kv_heads'} features"
-            kernel_init = kernel_init or init.projection
-            return Linear(shape, kernel_init, self.runtime, logical_axes, bias=name in cfg.biases)
-
-        self.query = project("query", cfg.num_heads, init.query)
-        if not cfg.cross_layer_kv:
-            self.key = project("key", cfg.num_kv_heads, init.key)
-            self.value = project("value", cfg.num_kv_heads, init.value)
-        heads = cfg.num_heads, cfg.head_dim
-        self.output_gate = make_output_gate(self.config, cfg.output_gate, heads, self.runtime)
-        self.out = make_output_projection(
-            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
-        )
-        if cfg.qk_norm is not None:
-            norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
-            self.query_norm = norm("heads", cfg.num_heads)
-            if not cfg.cross_layer_kv:
-                self.key_norm = norm("kv_heads", cfg.num_kv_heads)
-        if cfg.value_norm is not None:
-            self.value_norm = Norm(cfg.value_norm, self.runtime)
+        super().setup()
+        cfg = self.attention
+        heads, kv_heads = (cfg.num_heads, cfg.head_dim), (cfg.num_kv_heads, cfg.head_dim)
+        self.key = self.projection("key", kv_heads, "model -> kv_heads")
+        self.value = self.projection("value", kv_heads, "model -> kv_heads")
         if cfg.sinks:
-            zeros = nn.initializers.zeros
-            self.sinks = sharded_parameter(
-                self, "sinks", zeros, (cfg.num_heads,), "heads", self.runtime
-            )
-        if position_terms(self.positions).transformer_xl is not None:
-            self.content_bias = HeadParameter(heads, nn.initializers.zeros, self.runtime)
-            self.position_bias = HeadParameter(heads, nn.initializers.zeros, self.runtime)
-            self.relative = HeadKernel(
-                (self.config.model_dim, *heads), init.projection, self.runtime
-            )
+            self.sinks = sharded_parameter(self, "sinks", zeros, (cfg.num_heads,), "heads")
+        if as_transformer_xl(self.positions) is not None:
+            self.content_bias = HeadParameter(heads, zeros, self.runtime)
+            self.position_bias = HeadParameter(heads, zeros, self.runtime)
+            shape, init = (self.config.model_dim, *heads), self.config.initialisation
+            self.relative = HeadKernel(shape, init.projection, self.runtime)
 
     def __call__(
         self,
         x: Float[Array, "*batch T D"],
         inputs: AttentionInputs,
-        cache: KVCache | None = None,
+        cache: KVCache | tuple[()] | None = None,
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
@@ -114,9 +121,9 @@ class MultiHeadAttention(nn.Module):
             return self.cross_attend(x, inputs, inputs.source_kv), cache
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
-        kv, cache = update_cache(self.project_key_value(x, inputs), cache, cache_update)
+        kv, new_cache = update_cache(self.project_key_value(x, inputs), cache or None, cache_update)
         y = self.project_heads(x, self.attend(query, kv, inputs))
-        return y, (cache, kv) if self.returns_kv else cache
+        return y, (new_cache, kv) if self.returns_kv else new_cache
 
     def cross_attend(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
@@ -138,12 +145,12 @@ class MultiHeadAttention(nn.Module):
 
     def project_key_value(self, x: Float[Array, "*batch S D"], inputs: AttentionInputs) -> KVCache:
         """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
-        cfg, positions = self.attention, self.positions
+        cfg = self.attention
         key = self.normalise_and_rotate("k", self.clip_qkv(self.key(x)), inputs)
         value = self.clip_qkv(self.value(x))
         if cfg.value_norm is not None:
             value = self.value_norm(value)
-        value = apply_rope(positions, "v", value, inputs)
+        value = self.apply_rope("v", value, inputs)
         return KVCache(*(local_kv_heads(x, cfg.num_kv_heads, self.runtime) for x in (key, value)))
 
     def normalise_and_rotate(
@@ -151,12 +158,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "*batch T N H"]:
         """Apply QK-norm and RoPE to queries or keys, in the order of `QKNorm.placement`."""
         qk_norm = self.attention.qk_norm
-        if qk_norm is None:
-            return apply_rope(self.positions, target, x, inputs)
-        norm = self.query_norm if target == "q" else self.key_norm
-        if qk_norm.placement == "after_rope":
-            return apply_qk_norm(qk_norm, norm, apply_rope(self.positions, target, x, inputs))
-        return apply_rope(self.positions, target, apply_qk_norm(qk_norm, norm, x), inputs)
+        if qk_norm is not None and qk_norm.placement == "after_rope":
+            return self.normalise(target, self.apply_rope(target, x, inputs))
+        return self.apply_rope(target, self.normalise(target, x), inputs)
 
     def attend(
         self, query: Float[Array, "*batch T N H"], kv: KVCache, inputs: AttentionInputs
@@ -169,21 +173,13 @@ class MultiHeadAttention(nn.Module):
             query,
             *kv,
             inputs._replace(bias=bias),
-            runtime=self.runtime,
-            dropout_rate=self.config.dropout.attention,
             score_options=ScoreOptions(
                 scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
             ),
             sinks=self.sinks if cfg.sinks else None,
-            gather_keys=position_terms(self.positions).transformer_xl is not None,
+            gather_keys=as_transformer_xl(self.positions) is not None,
         )
-        return apply_rope(self.positions, "o", heads, inputs)
-
-    def project_heads(
-        self, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
-    ) -> Float[Array, "*batch T D"]:
-        """Gate the heads by x, if there is a gate, and project them to the model width."""
-        return self.out(gate_heads(self.output_gate, x, heads))
+        return self.apply_rope("o", heads, inputs)
 
     def clip_qkv(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
         """Clip to [-clip_qkv, clip_qkv]; unchanged if it is None."""
@@ -192,8 +188,9 @@ class MultiHeadAttention(nn.Module):
 
     def transformer_xl_terms(self, query: Float[Array, "*batch T N H"], inputs: AttentionInputs):
         """Return query and bias; Transformer-XL changes both, other positions neither."""
-        option = position_terms(self.positions).transformer_xl
-        if option is None or inputs.query_positions is None or inputs.key_positions is None:
+        option = as_transformer_xl(self.positions)
+        queries, keys = inputs.query_positions, inputs.key_positions
+        if option is None or queries is None or keys is None:
             return query, inputs.bias
 
         def add_head_bias(bias: HeadParameter) -> Float[Array, "*batch T N H"]:
@@ -203,8 +200,8 @@ class MultiHeadAttention(nn.Module):
         distance_bias = F.transformer_xl_bias(
             add_head_bias(self.position_bias),
             self.relative(),
-            inputs.query_positions,
-            inputs.key_positions,
+            queries,
+            keys,
             base=option.base,
             bidirectional=not self.causal,
         )

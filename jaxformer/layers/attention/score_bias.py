@@ -1,7 +1,6 @@
 """Module of a score bias option: its parameters, and the lazy bias that attention takes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,10 +36,9 @@ class ScoreBiasModule(nn.Module):
     ) -> F.AttentionBias:
         """Return the `F.AttentionBias` between these positions."""
         declared = self.option.parameters(self.num_heads)
-        float32_runtime = replace(self.runtime, dtype=jnp.float32)
         return bind_score_bias(
             self.option,
-            option_parameters(self, self.option, declared, float32_runtime),
+            option_parameters(self, self.option, declared, jnp.float32),
             self.num_heads,
             query_positions,
             key_positions,
