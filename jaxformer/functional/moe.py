@@ -87,9 +87,9 @@ def route(
     if num_groups > 1:
         grouped = selection.reshape(*selection.shape[:-1], num_groups, size)
         best = jax.lax.top_k(grouped, num_best)[0]
-        _, kept = jax.lax.top_k(jnp.sum(best, axis=-1), top_k_groups)
-        is_kept = jnp.any(jax.nn.one_hot(kept, num_groups, dtype=bool), axis=-2)
-        grouped = jnp.where(is_kept[..., None], grouped, -jnp.inf)
+        _, groups = jax.lax.top_k(jnp.sum(best, axis=-1), top_k_groups)
+        in_group = jnp.any(jax.nn.one_hot(groups, num_groups, dtype=bool), axis=-2)
+        grouped = jnp.where(in_group[..., None], grouped, -jnp.inf)
         selection = grouped.reshape(selection.shape)
     _, experts = jax.lax.top_k(selection, top_k)
     # Not a gather, whose gradient is a scatter.
