@@ -84,7 +84,7 @@ class Block(nn.Module):
             self.runtime,
             self.causal,
             keep_partial_sums=reduces_together,
-            **({"returns_kv": True} if is_kv_source else {}),
+            returns_kv=is_kv_source,
             name="attention",
         )
         self_cache = None if cache is None else cache.self_attention
@@ -106,9 +106,7 @@ class Block(nn.Module):
         attend = partial(attention, inputs=inputs, cache_update=cache_update)
         method = getattr(self, cfg.block)
         x, self_cache = method(x, attend, branches, self_cache)
-        attended_kv = None
-        if is_kv_source:
-            self_cache, attended_kv = self_cache
+        self_cache, attended_kv = self_cache if is_kv_source else (self_cache, None)
         if layer_embedding is not None:
             x = self.add_layer_embedding(x, layer_embedding)
         if cfg.layer_scalar:

@@ -113,9 +113,9 @@ class LayerGroup(nn.Module):
             update = inputs.cache_updates[i]
             update = None if update is None else replace(update, layer_index=index)
             layer_inputs: Any = inputs.layer_inputs[i]
-            window = windows.index(layer_config.window)
             if layer_config.attention.cross_layer_kv:
-                layer_inputs = layer_inputs._replace(source_kv=shared_kv[window])
+                source_kv = shared_kv[windows.index(layer_config.window)]
+                layer_inputs = layer_inputs._replace(source_kv=source_kv)
             x, cache = layer(
                 x,
                 layer_inputs,
@@ -126,7 +126,7 @@ class LayerGroup(nn.Module):
                 None if embeddings is None else embeddings[i],
             )
             if cache is not None and cache.attended_kv is not None:
-                shared_kv[window] = cache.attended_kv
+                shared_kv[windows.index(layer_config.window)] = cache.attended_kv
             self_caches.append(None if cache is None else cache.self_attention)
             cross_caches.append(
                 None if cache is None or encoder_output is None else cache.cross_attention

@@ -434,11 +434,12 @@ def test_under_vmap_grad_jit(config, build, tokens):
     chex.assert_tree_all_finite(gradient)
 
 
-@pytest.mark.slow
 def test_an_encoder_may_have_choices_of_its_own():
-    """It is the encoder of a model that has no other choices."""
+    """It is the encoder of a model that has no other choices; it is deeper than the decoder."""
     choices = dict(
-        attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6, positions=(Alibi(),)),
+        attention=MultiHead(
+            num_heads=2, num_kv_heads=1, head_dim=6, positions=(Alibi(),), windows=(3, None)
+        ),
         feed_forward=(GLU(hidden_dim=7),),
     )
     both = TransformerConfig(

@@ -86,14 +86,9 @@ class GroupedHeadsAttention(AttentionModule):
 
 
 class MultiHeadAttention(GroupedHeadsAttention):
-    """Multi-head attention, over the sequence itself or over the encoder's output.
-
-    With `returns_kv` the new cache comes with the keys and values that were attended to, for layers
-    with `cross_layer_kv`, which have no such projections.
-    """
+    """Multi-head attention, over the sequence itself or over the encoder's output."""
 
     attention: c.MultiHead
-    returns_kv: bool = False
 
     def setup(self):
         super().setup()
