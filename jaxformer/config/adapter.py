@@ -21,9 +21,10 @@ class LoRA:
         alpha: Numerator of the scale.
         targets: Names of the linear maps, as in the parameters' paths: "query", "key", "value",
             "out", "gate", "up", "down", "router" and others; "experts" are those of all experts,
-            "embedding" is the token table and "head" the LM head. "all-linear" is every linear map
-            of attention, mixers and dense feed-forwards whose inputs and outputs are at least as
-            many as the rank.
+            "layer_embedding" those of `LayerEmbedding` and "layer_table" its table, "embedding" is
+            the token table and "head" the LM head. "all-linear" is every linear map of attention,
+            mixers, dense feed-forwards and layer embeddings whose inputs and outputs are at least
+            as many as the rank.
         rslora: Whether the scale is that of rsLoRA.
         dora: Whether the columns of the adapted kernel have trained lengths (DoRA). Not for
             "experts", "embedding", "positions" and "head".

@@ -16,7 +16,9 @@ from jaxformer.config import LoRA
 Remat = Literal["none", "dots", "full"]
 INTERMEDIATES = "intermediates"
 PERTURBATIONS = "perturbations"
-NOT_IN_ALL_LINEAR = {"embedding", "positions", "head", "experts", "router", "shared_gate"}
+NOT_IN_ALL_LINEAR = {
+    *("embedding", "layer_table", "positions", "head", "experts", "router", "shared_gate")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,8 @@ def target_name(path: tuple[str, ...]) -> str:
     if "experts" in path:
         return "experts"
     name = path[-1] if path else ""  # a module outside a model has no path
+    if "layer_embedding" in path:
+        return "layer_table" if name == "tokens" else "layer_embedding"
     return "embedding" if name == "tokens" else name
 
 

@@ -240,7 +240,7 @@ def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("fields", [{}, {"use_dora": True}, {"use_rslora": True}])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "phi3", "gemma4_text"])
 def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
     reason = "compares with PEFT: pip install 'jaxformer[parity]'"
     torch = pytest.importorskip("torch", reason=reason)
@@ -250,6 +250,11 @@ def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
     sizes |= {"num_attention_heads": 6, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 52}
     if name == "gpt2":
         sizes = {"vocab_size": 53, "n_positions": 24, "n_embd": 36, "n_layer": 3, "n_head": 6}
+    if name == "gemma4_text":
+        sizes |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16}
+        sizes |= {"hidden_size_per_layer_input": 11, "vocab_size_per_layer_input": 53}
+        sizes |= {"num_kv_shared_layers": 2}
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(name, **sizes)
