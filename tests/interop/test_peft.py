@@ -251,7 +251,10 @@ def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
     if name == "gpt2":
         sizes = {"vocab_size": 53, "n_positions": 24, "n_embd": 36, "n_layer": 3, "n_head": 6}
     if name == "gemma4_text":
-        sizes |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        sizes |= {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
         sizes |= {"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16}
         sizes |= {"hidden_size_per_layer_input": 11, "vocab_size_per_layer_input": 53}
         sizes |= {"num_kv_shared_layers": 2}
