@@ -273,6 +273,11 @@ def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
     if path_types and (is_store(text) or Path(text).exists()):
         return path_types[0](path=text)
+    if path_types and "(" not in text:
+        raise ValueError(
+            f"There is no file or folder {text!r} here; or pass an option with keywords, such as "
+            f"{path_types[0].__name__}(path=...)."
+        )
     value = from_python(text, dataclasses_by_name(kinds))
     if not isinstance(value, kinds):
         names = ", ".join(_signature(kind) for kind in kinds)

@@ -28,7 +28,7 @@ class PlanArguments:
 
     Attributes:
         name: Preset, such as llama-3-70b (`python -m jaxformer.zoo --list` lists all), or a .json
-            file written by `config.to_json`.
+            file written by `jaxformer.config.to_json(config)`.
         adapter: Low-rank adapters, which alone are trained, such as
             'LoRA(rank=16, base_dtype="bfloat16")'.
         mesh: Devices along each mesh axis; the default searches for the smallest mesh that fits.

@@ -250,6 +250,8 @@ def test_cache_bytes():
     for number in (0, -1, True, 1.5, "2", 8):
         with pytest.raises(ValueError, match=f"must be 1, 2 or 4; got {number!r}"):
             costs.cache_bytes(LLAMA_70B, 1, bytes_per_number=number)
+    with pytest.raises(ValueError, match=r"batch must be an integer of at least 0; got \(1,\)"):
+        costs.cache_bytes(LLAMA_70B, 1, batch=(1,))
 
 
 def test_cache_bytes_are_those_of_the_arrays():

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,8 +112,7 @@ def print_export_note(config: TransformerConfig) -> None:
     try:
         choose_family(dataclasses.replace(config, adapter=None), {})
     except ValueError as error:
-        first, *fields = str(error).splitlines()
-        reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
+        reason = textwrap.shorten(str(error), 400, placeholder=" ...")
         print(f"Note: experiments.export cannot write this model. {reason}")
 
 

@@ -8,6 +8,7 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.checks import require_count
 from jaxformer.costs.attention import layer_cache_bytes, layer_flops, visible_keys
 from jaxformer.costs.logits import logit_bytes, logit_flops
 from jaxformer.layers.parameter_metadata import parameter_metadata
@@ -168,7 +169,8 @@ def cache_bytes(
         Bytes of all layers.
 
     Raises:
-        ValueError: `bytes_per_number` is another number.
+        ValueError: `bytes_per_number` is another number; `length` or `batch` is negative, or no
+            integer.
 
     Example:
         >>> from jaxformer import costs, zoo
@@ -177,6 +179,8 @@ def cache_bytes(
         >>> costs.cache_bytes(zoo.get("gemma-3-27b"), 131_072, batch=8) / 2**30
         83.25
     """
+    require_count("length", length, least=0)
+    require_count("batch", batch, least=0)
     total = 0
     for i in range(config.num_layers):
         layer = config.layer(i)

@@ -13,7 +13,7 @@ from jaxformer.checks import require
 from jaxformer.functional.argument_checks import typechecked
 
 
-def _check_positive(**numbers: float | Array) -> None:
+def _check_positive(**numbers: int | float | Array) -> None:
     """Check that numbers are positive, apart from traced ones."""
     for name, value in numbers.items():
         require(isinstance(value, Array) or value > 0, f"{name} must be positive; got {value}.")

@@ -267,8 +267,8 @@ def _no_family_message(
         return f"{subject} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
-    shared = sorted(set.intersection(*fields))
-    named = f" None supports this {', '.join(shared)}." if name is None and shared else ""
+    shared = sorted(set.intersection(*fields)) if len(fields) > 1 else []
+    named = f" None supports this {', '.join(shared)}." if shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
     return f"{subject} {verb} this configuration.{named} As {nearest}, it would change:\n{listed}"
 

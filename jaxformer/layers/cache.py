@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.checks import require_count
+from jaxformer.checks import require, require_count
 from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
 
 # The position of an empty slot is after every query, so never seen.
@@ -92,13 +92,15 @@ def empty_cache(
         The cache of all devices, to be passed to the model with the first tokens.
 
     Raises:
-        ValueError: The model is an encoder, `capacity` or `tensor_parallel_size` is not an integer
-            of at least 1, or `capacity` is above the number of learned positions.
+        ValueError: The model is an encoder, `batch` is no tuple, `capacity` or
+            `tensor_parallel_size` is not an integer of at least 1, or `capacity` is above the
+            number of learned positions.
     """
     if not config.topology.has_decoder:
         raise ValueError(
             "An Encoder attends in both directions, so it has no cache; got an Encoder."
         )
+    require(isinstance(batch, tuple), f"batch must be a tuple, such as (8,); got {batch!r}.")
     require_count("capacity", capacity)
     require_count("tensor_parallel_size", tensor_parallel_size)
     if config.max_length is not None and capacity > config.max_length:

@@ -24,6 +24,7 @@ from jaxformer.parallel import (
     abstract_parameters,
     active_mesh_axes,
     batch_spec,
+    check_divisible,
     optimizer_state_specs,
     overlap_compiler_options,
     parameter_specs,
@@ -103,8 +104,9 @@ def init_train_state(
             be missing.
 
     Raises:
-        ValueError: The parameters do not match the model.
+        ValueError: The parameters do not match the model, or it does not divide over the mesh.
     """
+    check_divisible(model.config, mesh.shape)
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
     init = jax.jit(
         _init_state, static_argnums=(0, 1), out_shardings=state_shardings, donate_argnames="params"

@@ -246,6 +246,11 @@ def test_windows_alone_never_fill():
     check(of(windows=(WINDOW,)), (LENGTH,), room=4)
 
 
+def test_batch_axes_are_a_tuple():
+    with pytest.raises(ValueError, match=r"batch must be a tuple, such as \(8,\); got 2\."):
+        empty_cache(BASE, 2, 4)
+
+
 @pytest.mark.parametrize(
     "changes, capacity, message",
     [

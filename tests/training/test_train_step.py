@@ -498,6 +498,12 @@ def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstrac
     assert draws, "no parameter is random"
 
 
+def test_a_mesh_that_does_not_divide_the_model_is_named():
+    mesh = make_mesh(MeshConfig(tensor=4), jax.devices()[:4])
+    with pytest.raises(ValueError, match=r"vocab_size 31 is not divisible by tensor 4"):
+        step.init_train_state(Transformer(CONFIG), RECORDER, jax.random.key(0), mesh)
+
+
 def test_parameters_of_one_device_are_shared_out_over_a_mesh():
     """Such as those of a model that was loaded."""
     mesh, model = make_mesh(MeshConfig(fsdp=2), jax.devices()[:2]), Transformer(CONFIG)
