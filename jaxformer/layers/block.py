@@ -104,18 +104,22 @@ class Block(nn.Module):
                 name="feed_forward",
             )
         attend = partial(attention, inputs=inputs, cache_update=cache_update)
-        method = getattr(self, cfg.block)
-        x, self_cache = method(x, attend, branches, self_cache)
-        self_cache, attended_kv = self_cache if is_kv_source else (self_cache, None)
+        join_branches = {
+            "serial": self.serial,
+            "parallel": self.parallel,
+            "parallel_shared_norm": self.parallel_shared_norm,
+        }[cfg.block]
+        x, new_cache = join_branches(x, attend, branches, self_cache)
+        new_cache, attended_kv = new_cache if is_kv_source else (new_cache, None)
         if layer_embedding is not None:
             x = self.add_layer_embedding(x, layer_embedding)
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features", dtype=x.dtype)
             x = x * scalar[0]
         x = sow_and_perturb(self, "residual_stream", x)
-        if self_cache is None and attended_kv is None:
+        if new_cache is None and attended_kv is None:
             return x, None
-        return x, LayerCache(self_cache, cross_cache, attended_kv)
+        return x, LayerCache(new_cache, cross_cache, attended_kv)
 
     def add_layer_embedding(
         self, x: Float[Array, "*batch T D"], embedding: Float[Array, "*batch T E"]
@@ -148,7 +152,7 @@ class Block(nn.Module):
             cache = swap_heads_and_slots(source_kv)
         elif cache is not None:
             source_kv = swap_heads_and_slots(cache)
-        return partial(attention.cross_attend, inputs=inputs, source_kv=source_kv), cache
+        return partial(attention.attend_to_source, inputs=inputs, source_kv=source_kv), cache
 
     def add_layer_bias(self, inputs: LayerInputs) -> LayerInputs:
         """Add the score bias whose parameters are the layer's own, if it has one."""

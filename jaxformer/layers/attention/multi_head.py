@@ -113,14 +113,14 @@ class MultiHeadAttention(GroupedHeadsAttention):
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         if inputs.source_kv is not None:
-            return self.cross_attend(x, inputs, inputs.source_kv), cache
+            return self.attend_to_source(x, inputs, inputs.source_kv), cache
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
         kv, new_cache = update_cache(self.project_key_value(x, inputs), cache or None, cache_update)
         y = self.project_heads(x, self.attend(query, kv, inputs))
         return y, (new_cache, kv) if self.returns_kv else new_cache
 
-    def cross_attend(
+    def attend_to_source(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
     ) -> Float[Array, "*batch T D"]:
         """Attention to keys and values of the encoder's output or of an earlier layer."""

@@ -41,7 +41,7 @@ def layer(config, randomise, normal):
             bound = module.bind({"params": p})
             if memory is None:
                 return bound(x, guide)[0]
-            return bound.cross_attend(x, guide, bound.project_key_value(memory, guide))
+            return bound.attend_to_source(x, guide, bound.project_key_value(memory, guide))
 
         return params, jax.jit(run)
 
