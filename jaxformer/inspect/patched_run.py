@@ -31,6 +31,10 @@ def run(
     Arrays of patches, positions, heads, and layers among repetitions of one block are arguments of
     the compiled program, which is compiled once for all of them.
 
+    A patch of keys or values changes what its own layer attends to: layers that read them
+    (`cross_layer_kv`) have patches of their own. A patch of "embeddings" leaves a `LayerEmbedding`
+    as it is.
+
     Args:
         config: The model.
         params: The parameters.

@@ -26,7 +26,7 @@ class LayerEmbedder(nn.Module):
     def __call__(
         self, x: Float[Array, "*batch T D"], tokens: Int[Array, "*batch T"]
     ) -> Float[Array, "layers *batch T E"]:
-        """Embed tokens, whose embeddings in the model are x."""
+        """Embed tokens; x is the input of the first layer."""
         cfg, dim, init = self.config, self.option.dim, self.config.initialisation
         width = cfg.num_layers * dim
         embed = Embed(

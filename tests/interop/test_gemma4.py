@@ -20,6 +20,7 @@ from jaxformer.config import (
 from jaxformer.interop import load_pretrained
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
+from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import SIZES, config_from_fields
 
@@ -123,6 +124,20 @@ EDGE_PROBLEMS = {
 def test_layers_without_a_source_are_refused(fields, message):
     with pytest.raises(ValueError, match=f"1 attributes are not supported:\n  .*{message}"):
         config_from_fields("gemma4_text", **EDGE | {"vocab_size_per_layer_input": 13} | fields)
+
+
+def test_full_layers_without_an_entry_have_the_common_heads():
+    """transformers writes entries of what differs only, and so an empty object if nothing does."""
+    config = config_from_fields("gemma4_text", **PLAIN, head_dim=8, per_layer_config={})
+    assert {config.layer(i).attention.head_dim for i in range(12)} == {8}
+
+
+def test_a_model_without_windows_is_written_with_one():
+    """transformers requires the field, though no layer has a window."""
+    full = ["full_attention"] * 12
+    config = config_from_fields("gemma4_text", **PLAIN, layer_types=full)
+    _, fields = choose_family(config, {})
+    assert (fields["sliding_window"], fields["layer_types"]) == (512, full)
 
 
 def test_attention_in_both_directions_is_refused():

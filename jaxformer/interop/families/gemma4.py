@@ -67,6 +67,11 @@ class Gemma4Windows(WindowsByInterval):
         first = (windows[i % len(windows)] for i in range(num_layers - 1))
         return shortest_cycle((*first, None))
 
+    def write(self, config: c.TransformerConfig) -> dict[str, Any]:
+        """The window, which transformers requires even if no layer has it, and the types."""
+        fields = super().write(config)
+        return {**fields, "sliding_window": fields["sliding_window"] or self.default}
+
     def _read_window(self, reader: ConfigReader) -> int | None:
         return reader.integer("sliding_window", self.default)
 
@@ -260,8 +265,8 @@ def _read_full_heads(
         "num_kv_heads": reader.integer("num_global_key_value_heads", heads.num_kv_heads),
         "head_dim": reader.integer("global_head_dim", 512),
     }
-    by_layer = reader.section("per_layer_config")
-    if by_layer is None:
+    by_layer = reader.part("per_layer_config")  # transformers leaves out what does not differ
+    if reader.get("per_layer_config") is None:
         return released if shares else released | {"num_kv_heads": heads.num_kv_heads}
     names = {int(x): x for x in by_layer.values if x.isdecimal()}  # "05" of 60 layers
     parts = [by_layer.part(names[i]) if i in names else ConfigReader({}) for i in layers]
