@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
-from jaxformer.layers.attention.kinds import ATTENTION_MODULES, Attend
+from jaxformer.layers.attention.kinds import ATTENTION_MODULES
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
@@ -26,6 +27,7 @@ from jaxformer.layers.residual import ResidualConnection
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
 NO_INPUTS = AttentionInputs()
+Attend = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]
 POST_BRANCH_NORMS = "sandwich", "res_post"
@@ -76,17 +78,7 @@ class Block(nn.Module):
         """
         cfg, layer = self.config, self.layer_config
         reduces_together = reduces_branches_together(cfg, layer)
-        is_kv_source = cfg.is_kv_source(layer)
-        attention = ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
-            cfg,
-            layer.attention,
-            layer.positions,
-            self.runtime,
-            self.causal,
-            keep_partial_sums=reduces_together,
-            returns_kv=is_kv_source,
-            name="attention",
-        )
+        attention = self.make_attention(keep_partial_sums=reduces_together)
         self_cache = None if cache is None else cache.self_attention
         inputs = self.add_layer_bias(inputs)
         branches: Branches = {}
@@ -110,7 +102,7 @@ class Block(nn.Module):
             "parallel_shared_norm": self.parallel_shared_norm,
         }[cfg.block]
         x, new_cache = join_branches(x, attend, branches, self_cache)
-        new_cache, attended_kv = new_cache if is_kv_source else (new_cache, None)
+        new_cache, attended_kv = new_cache if attention.returns_kv else (new_cache, None)
         if layer_embedding is not None:
             x = self.add_layer_embedding(x, layer_embedding)
         if cfg.layer_scalar:
@@ -128,6 +120,21 @@ class Block(nn.Module):
         y = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")(x, embedding)
         y = apply_dropout(self, y, self.config.dropout.residual)
         return x + sow_and_perturb(self, "from_layer_embedding", y)
+
+    @nn.nowrap
+    def make_attention(self, *, keep_partial_sums: bool) -> AttentionModule:
+        """Return the attention module of the layer's kind."""
+        layer = self.layer_config
+        return ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
+            self.config,
+            layer.attention,
+            layer.positions,
+            self.runtime,
+            self.causal,
+            keep_partial_sums=keep_partial_sums,
+            returns_kv=self.config.is_kv_source(layer),
+            name="attention",
+        )
 
     @nn.nowrap
     def make_cross_attention(

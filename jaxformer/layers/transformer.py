@@ -130,12 +130,7 @@ class Transformer(nn.Module):
         x = self.embed(embedder, token_table, tokens, token_positions)
         if contiguous_positions is None:
             contiguous_positions = positions is None
-        layer_embeddings = None
-        if cfg.layer_embedding is not None:
-            layer_embedder = LayerEmbedder(
-                cfg, cfg.layer_embedding, runtime, name="layer_embedding"
-            )
-            layer_embeddings = layer_embedder(x, tokens)
+        layer_embeddings = self.embed_layers(x, tokens, runtime)
         inputs = x, token_positions, encoder_output, cross_inputs, cache, layer_embeddings
         x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
         if logits_at is not None:
@@ -196,6 +191,15 @@ class Transformer(nn.Module):
         output, _ = encoder(x, tokens, contiguous_positions=positions is None)
         # Once here instead of in the key projection of each layer.
         return F.copy_to_tensor_parallel(output, self.mesh_axes.tensor)
+
+    def embed_layers(
+        self, x: Float[Array, "*batch T D"], tokens: Int[Array, "*batch T"], runtime: RuntimeConfig
+    ) -> Float[Array, "layers *batch T E"] | None:
+        """Return the embedding of each token for each layer; None without `LayerEmbedding`."""
+        option = self.config.layer_embedding
+        if option is None:
+            return None
+        return LayerEmbedder(self.config, option, runtime, name="layer_embedding")(x, tokens)
 
     def check_inputs(self, source: Any, cache: Cache | None, targets: Any) -> None:
         """Require a source for an EncoderDecoder alone, and refuse targets with a cache."""

@@ -1,6 +1,5 @@
 """The module of each attention kind; `HybridHeads`, which has several side by side."""
 
-from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -20,8 +19,6 @@ from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
 from jaxformer.layers.cache import CacheUpdate
-
-Attend = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
 
 
 class HybridHeads(AttentionModule):
@@ -61,7 +58,7 @@ class HybridHeads(AttentionModule):
         return y, None if cache is None else tuple(caches)
 
 
-ATTENTION_MODULES: dict[type, Callable[..., Attend]] = {  # of others, CustomMixer
+ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # of others, CustomMixer
     c.MultiHead: MultiHeadAttention,
     c.SharedKV: SharedKVAttention,
     c.Latent: LatentAttention,
