@@ -20,7 +20,7 @@ import tyro
 
 from experiments.training import object_store as stores
 from jaxformer import zoo
-from jaxformer.checks import field_types
+from jaxformer.checks import field_types, require
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
@@ -271,17 +271,13 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
 
 def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if path_types and (is_store(text) or Path(text).exists()):
-        return path_types[0](path=text)
-    if path_types and "(" not in text:
-        raise ValueError(
-            f"There is no file or folder {text!r} here; or pass an option with keywords, such as "
-            f"{path_types[0].__name__}(path=...)."
-        )
+    if path_types:
+        if is_store(text) or Path(text).exists():
+            return path_types[0](path=text)
+        require("(" in text, f"There is no file or folder {text!r}.")
     value = from_python(text, dataclasses_by_name(kinds))
-    if not isinstance(value, kinds):
-        names = ", ".join(_signature(kind) for kind in kinds)
-        raise ValueError(f"{text!r} is not one of {names}.")
+    names = ", ".join(map(_signature, kinds))
+    require(isinstance(value, kinds), f"{text!r} is not one of {names}.")
     return value
 
 

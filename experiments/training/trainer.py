@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,8 +111,9 @@ def print_export_note(config: TransformerConfig) -> None:
     try:
         choose_family(dataclasses.replace(config, adapter=None), {})
     except ValueError as error:
-        reason = textwrap.shorten(str(error), 400, placeholder=" ...")
-        print(f"Note: experiments.export cannot write this model. {reason}")
+        print(
+            "Note: experiments.export cannot write this model.", " ".join(str(error).split())[:400]
+        )
 
 
 def check_wandb() -> str:

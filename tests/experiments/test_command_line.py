@@ -269,7 +269,7 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--model.norm", "LayerNorm(epsilon=1e-3)"], "LayerNorm has no field epsilon;"),
         (["--model.norm", "LayerNorm(eps='x')"], "eps: expected float, got 'x'."),
         (["--model.norm", "LayerNorm"], "Cannot parse 'LayerNorm': expected a number"),
-        (["--corpus", "missing.txt"], "There is no file or folder 'missing.txt' here; or pass an"),
+        (["--corpus", "missing.txt"], "There is no file or folder 'missing.txt'."),
         (["--model.norm", "LayerNorm("], "Cannot parse 'LayerNorm(' as a configuration."),
         (["--model.norm", "3"], "'3' is not one of LayerNorm(eps, parameters, scale_offset), RMS"),
         (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or an option"),
