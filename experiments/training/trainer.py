@@ -111,9 +111,7 @@ def print_export_note(config: TransformerConfig) -> None:
     try:
         choose_family(dataclasses.replace(config, adapter=None), {})
     except ValueError as error:
-        print(
-            "Note: experiments.export cannot write this model.", " ".join(str(error).split())[:400]
-        )
+        print("Note: experiments.export cannot write this model.", *str(error).split()[:60])
 
 
 def check_wandb() -> str:
