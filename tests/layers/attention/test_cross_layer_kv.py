@@ -62,6 +62,7 @@ def test_a_layer_reads_the_last_layer_of_its_window():
         assert not np.array_equal(arrays[0], arrays[3])
 
 
+@pytest.mark.slow(but=["with embeddings of layers"])
 def test_a_text_in_parts_has_the_logits_of_the_whole(config):
     params, run = random_params(config), jitted_forward(config)
     whole = np.asarray(run(params, TOKENS))
@@ -78,6 +79,7 @@ def test_readers_cache_nothing():
     assert len(jax.tree.leaves(cache.first_layers)) == 2 * 4
 
 
+@pytest.mark.slow(but=["with embeddings of layers"])
 def test_layers_may_stand_alone_and_in_a_loop(config):
     params = random_params(config)
     expected = np.asarray(jitted_forward(config)(params, TOKENS))
@@ -89,6 +91,7 @@ def test_layers_may_stand_alone_and_in_a_loop(config):
     np.testing.assert_allclose(logits, expected, atol=bound)
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_what_is_recomputed(config):
     def gradient(**options):
         run = jitted_forward(config, **options)
@@ -104,6 +107,7 @@ def test_gradients_do_not_depend_on_what_is_recomputed(config):
         )
 
 
+@pytest.mark.slow(but=["with embeddings of layers"])
 def test_documents_of_a_row_stay_apart(config):
     params, run = random_params(config), jitted_forward(config)
     segments, positions = np.array([[1] * 5 + [2] * 4]), np.array([[*range(5), *range(4)]])
