@@ -88,7 +88,7 @@ TRAINED = [*((name, "fsdp") for name in CONFIGS), ("serial", "context")]
 
 
 @pytest.mark.parametrize("name, axis", TRAINED)
-@pytest.mark.slow(but=["serial-fsdp"])
+@pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(name, axis):
     config = CONFIGS[name]
     actual = after_a_step(config, (("data", 2), (axis, 2), ("tensor", 2)))

@@ -68,7 +68,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.slow(but=["serial"])
+@pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(name):
     actual = after_a_step(CONFIGS[name], (("data", 2), ("fsdp", 2), ("tensor", 2)))
     expected = after_a_step(CONFIGS[name], (("data", 1),))

@@ -178,7 +178,7 @@ RECURRENT = (
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, "gemma4", "gemma4_moe", "gemma4_edge"])
-@pytest.mark.slow(but=["lfm2"])
+@pytest.mark.slow
 def test_token_by_token_gives_the_same_logits(loaded, name):
     golden, config, params = loaded(name)
     (example,) = golden.examples

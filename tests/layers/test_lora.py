@@ -60,7 +60,7 @@ def logits(config, params):
     return Transformer(config).apply({"params": params}, TOKENS)
 
 
-@pytest.mark.slow(but=["dora"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_new_adapter_changes_nothing(name):
     config = ADAPTED[name]

@@ -122,7 +122,7 @@ def test_the_load_levels_with_it_and_not_without():
     [optimizers.AdamW(), optimizers.Muon(), optimizers.Adafactor()],
     ids=["adamw", "muon", "adafactor"],
 )
-@pytest.mark.slow(but=["adamw"])
+@pytest.mark.slow
 def test_no_optimizer_decays_or_scales_it(optimizer):
     run = Run(optimizer=optimizer)
     run.train(range(3))

@@ -107,7 +107,7 @@ def test_gradients_do_not_depend_on_what_is_recomputed(config):
         )
 
 
-@pytest.mark.slow(but=["with embeddings of layers"])
+@pytest.mark.slow
 def test_documents_of_a_row_stay_apart(config):
     params, run = random_params(config), jitted_forward(config)
     segments, positions = np.array([[1] * 5 + [2] * 4]), np.array([[*range(5), *range(4)]])
