@@ -49,7 +49,7 @@ class LogicalAxes(NamedTuple):
 
     @property
     def bias_axes(self) -> str:
-        """Axes of a bias beside the matrix: its output axes, not sharded over fsdp."""
+        """Axes of the bias that is added to the outputs: not sharded over fsdp."""
         return " ".join(self.names[self.num_input_axes :]).replace("model", "features")
 
 

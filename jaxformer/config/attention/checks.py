@@ -37,7 +37,7 @@ def check_biases(attention: Any) -> None:
 
 
 def indivisibility(name: str, count: int, tensor: int, joint_norm: str | None) -> str | None:
-    """Why heads that others read cannot be sharded over `tensor`; None if they can.
+    """Why key heads, or key-value heads, cannot be sharded over `tensor`; None if they can.
 
     Args:
         name: Field of the number of heads.

@@ -224,7 +224,7 @@ def _read_num_shared(reader: ConfigReader, kinds: tuple[Any, ...]) -> int:
     elif set(windows[-count:]) - set(windows[:-count]):
         problem = "each of these layers needs an earlier one of its type, whose keys it reads."
     elif any(isinstance(kind, c.SharedKV) for kind in kinds):
-        problem = "attention_k_eq_v, one projection for key and value, is not supported beside it."
+        problem = "attention_k_eq_v, one projection for key and value, cannot be combined with it."
     else:
         return count
     reader.add_problem("num_kv_shared_layers", problem)

@@ -58,7 +58,7 @@ class HybridHeads(AttentionModule):
         return y, None if cache is None else tuple(caches)
 
 
-ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # of others, CustomMixer
+ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # a custom mixer has CustomMixer
     c.MultiHead: MultiHeadAttention,
     c.SharedKV: SharedKVAttention,
     c.Latent: LatentAttention,
