@@ -12,6 +12,7 @@ from jaxformer import zoo
 from jaxformer.config import GLU
 from jaxformer.generation.decode_loop import DecodeConfig, decode_tokens
 from jaxformer.generation.prompts import Request
+from jaxformer.layers.parameter_metadata import cast_parameters
 from jaxformer.parallel import abstract_parameters
 
 
@@ -31,7 +32,9 @@ def narrow_preset(name):
 def compiled_decode(config, chip, around=nullcontext, prompts=(8, 1024)):
     """The text of a program that continues prompts of a shape [rows, tokens] by 128 tokens."""
     of = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(chip))
-    params = jax.tree.map(lambda x: of(x.shape, x.dtype), abstract_parameters(config, None))
+    cast = partial(cast_parameters, config, dtype=jnp.bfloat16)
+    params = jax.eval_shape(cast, abstract_parameters(config, None))
+    params = jax.tree.map(lambda x: of(x.shape, x.dtype), params)
     request = Request(
         *(of(shape, "int32") for shape in (prompts, prompts[:1], (prompts[0], 0), ()))
     )

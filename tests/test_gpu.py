@@ -1,7 +1,7 @@
 """What XLA's compiler for GPUs makes of our updates. It needs the CUDA plugin, and no GPU.
 
 pip install -e '.[aot-gpu]' -c .ci/constraints.txt
-JAX_PLATFORMS=cpu python -m pytest -m gpu
+JAX_PLATFORMS=cpu python -m pytest -m gpu tests/test_gpu.py
 """
 
 import math

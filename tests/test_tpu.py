@@ -1,7 +1,7 @@
 """What the compiler for TPUs makes of our programs. It needs libtpu, and no TPU.
 
 pip install -e '.[aot-tpu]' -c .ci/constraints.txt
-python -m pytest -m tpu
+python -m pytest -m tpu tests/test_tpu.py
 """
 
 import itertools

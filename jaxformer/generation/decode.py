@@ -29,6 +29,7 @@ from jaxformer.generation.prompts import (
 )
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
 from jaxformer.generation.unrolled import unroll_to_decode
+from jaxformer.layers.parameter_metadata import cast_parameters, check_parameters
 from jaxformer.parallel import (
     abstract_parameters,
     check_divisible,
@@ -64,7 +65,8 @@ def generate(
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
-        params: The parameters, ``variables["params"]``.
+        params: The parameters, ``variables["params"]``. Kernels and tables are converted to `dtype`
+            at each call, unless they have it.
         prompt: Token ids, at least one per row: an array, a list of rows of any lengths, or a flat
             list of ids, which has no batch axes.
         max_new_tokens: Maximum number of new tokens per row.
@@ -194,6 +196,8 @@ def _prepare(
     if key is None and isinstance(sampler, Sample):
         raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
     key = jax.random.key(0) if key is None else key  # not used
+    check_parameters(options.config, params)
+    params = cast_parameters(options.config, params, options.dtype)
     config, params = unroll_to_decode(options.config, params)
     request = pad_to_bucket(request, config.max_length)
     if options.mesh is not None:

@@ -104,7 +104,6 @@ def unroll_to_decode(config: c.TransformerConfig, params: Any) -> tuple[c.Transf
     is_faster = num_repeats > 1 and decodes_faster_unrolled(config)
     if is_faster and num_parameters <= MAX_COPIED_PARAMETERS:
         return unroll(config, params)
-    check_parameters(config, params)
     if not is_faster:
         return config, params
     warnings.warn(

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from jaxformer.config import TransformerConfig
 from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_misfits
@@ -78,20 +79,50 @@ def parameter_metadata(config: TransformerConfig) -> Any:
     Returns:
         A tree of `ParameterMetadata` with the structure of the parameters.
     """
+    return jax.tree.map(
+        lambda x: ParameterMetadata(x.value.shape, x.names, x.num_output_axes),
+        _annotated_parameters(config, jnp.dtype(jnp.float32)),
+        is_leaf=_is_annotated,
+    )
+
+
+def _is_annotated(x: Any) -> bool:
+    return isinstance(x, AnnotatedParameter)
+
+
+@cache
+def _annotated_parameters(config: TransformerConfig, dtype: jnp.dtype) -> Any:
+    """Tree of `AnnotatedParameter` of the model that computes in `dtype`."""
     has_encoder = config.topology.is_encoder_decoder
 
     def init() -> Any:
         tokens = jnp.zeros((1, 2), jnp.int32)
         source = tokens if has_encoder else None
         # "auto" would ask which kernels the device has.
-        model = Transformer(config, annotate_axes=True, attention_implementation="xla")
+        options: Any = dict(annotate_axes=True, attention_implementation="xla")
+        model = Transformer(config, dtype=dtype, **options)
         return model.init(jax.random.key(0), tokens, source=source)
 
-    return jax.tree.map(
-        lambda x: ParameterMetadata(x.value.shape, x.names, x.num_output_axes),
-        jax.eval_shape(init)["params"],
-        is_leaf=lambda x: isinstance(x, AnnotatedParameter),
-    )
+    return jax.eval_shape(init)["params"]
+
+
+def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) -> Any:
+    """Convert to `dtype` the parameters that the model reads in it, so that no step does.
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        dtype: Dtype of the model's computation.
+
+    Returns:
+        The parameters. Those that are read in float32, such as norms, are the same arrays, and so
+        are those with at most as many bits as `dtype`.
+    """
+    boxes, arrays = flatten_dict(_annotated_parameters(config, jnp.dtype(dtype))), {}
+    for path, x in flatten_dict(params).items():
+        is_wider = x.dtype.itemsize > boxes[path].dtype.itemsize
+        arrays[path] = x.astype(boxes[path].dtype) if is_wider else x
+    return unflatten_dict(arrays)
 
 
 def check_parameters(config: TransformerConfig, params: Any) -> None:

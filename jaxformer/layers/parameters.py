@@ -24,9 +24,10 @@ from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
 
 
 class AnnotatedParameter(nn.Partitioned):
-    """Flax's box for a parameter and its `config.parameter.LogicalAxes`."""
+    """Flax's box for a parameter, its `config.parameter.LogicalAxes` and the dtype of its use."""
 
     num_output_axes: int = struct.field(default=0, pytree_node=False)
+    dtype: DTypeLike = struct.field(default=jnp.float32, pytree_node=False)  # that layers read
 
 
 LISTED = 8  # parameters of a message before the rest is only counted
@@ -131,7 +132,8 @@ def sharded_parameter(
 
     def boxed_init(*args: Any) -> Any:
         x = init_fn(*args)
-        return AnnotatedParameter(x, names, None, num_output_axes) if runtime.annotate_axes else x
+        box = AnnotatedParameter(x, names, None, num_output_axes, jnp.dtype(dtype))
+        return box if runtime.annotate_axes else x
 
     axes = mesh_axes(names, shape, runtime.mesh_axes)
     local_shape = tuple(n // axis_size(axis) for n, axis in zip(shape, axes, strict=True))

@@ -4,17 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer
-from jaxformer import generate
+from jaxformer import Transformer, generate
 from jaxformer.config import DynamicNTK, Embedding, Encoder, EncoderDecoder, Learned, LongRope, Rope
-from jaxformer.generation import Beam, Greedy, Sample, steps, stream
+from jaxformer.generation import Beam, Greedy, Sample, decode, steps, stream
 from jaxformer.generation import decode_loop as programs
 from jaxformer.generation.decode_loop import decode_tokens
 from jaxformer.generation.prompts import bucket_length, pad_rows
 from jaxformer.layers import empty_cache
+from jaxformer.layers.parameter_metadata import cast_parameters
 from tests.small_models import jitted_forward, random_params
 
 LEARNED = Embedding(positions=Learned(max_length=11))
@@ -145,10 +147,24 @@ def test_buckets_hold_what_they_are_asked_to(length):
     assert width - length < max(16, length / 8)
 
 
-@pytest.mark.slow
-def test_bfloat16_computes(config, params, prompts):
-    tokens = generate(config, params, prompts, max_new_tokens=2, dtype=jnp.bfloat16)
-    assert tokens.shape == (2, 7) and np.all((tokens >= 0) & (tokens < 31))
+def test_bfloat16_converts_kernels_once_and_norms_never(config, params, prompts, monkeypatch):
+    """XLA for CPUs and GPUs would convert each kernel again for each token of `stream`."""
+    call = decode.decode_next
+
+    def observed(options, params, *inputs):
+        dtypes = {path[-1]: x.dtype for path, x in flatten_dict(params).items()}
+        assert dtypes == dict(kernel=jnp.bfloat16, embedding=jnp.bfloat16, scale=jnp.float32)
+        return call(options, params, *inputs)
+
+    monkeypatch.setattr(decode, "decode_next", observed)
+    options = dict(max_new_tokens=3, dtype=jnp.bfloat16)
+    *_, last = stream(config, params, prompts, **options)
+    np.testing.assert_array_equal(last, generate(config, params, prompts, **options)[:, -1])
+    logits = [
+        Transformer(config, dtype=jnp.bfloat16).apply({"params": tree}, prompts)
+        for tree in (params, cast_parameters(config, params, jnp.bfloat16))
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 @pytest.mark.parametrize(
