@@ -64,9 +64,12 @@ def test_attention_is_cudnns_once_each_way(name, remat):
 
 @pytest.mark.parametrize("remat, backwards", [("none", 6), ("full", 9)])
 def test_products_of_experts_are_hoppers(remat, backwards):
-    """Three forwards; backwards, where "full" runs those again, in the loop and its last turn."""
+    """For each form of segments three forwards, and backwards, where "full" runs those again.
+
+    Those of the loop's last turn stand beside it.
+    """
     kernels = made_of(replace(zoo.get("mixtral-8x7b"), num_layers=2), remat).custom_kernels
-    assert kernels["mpmd_map"] == 3 + 2 * backwards
+    assert kernels["mpmd_map"] == 3 * (3 + 2 * backwards)
 
 
 @pytest.mark.parametrize("devices", [1, 4])

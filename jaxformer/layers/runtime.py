@@ -69,6 +69,7 @@ class RuntimeConfig:
         annotate_axes: Whether `init` boxes parameters with the names of their axes.
         expert_capacity_factor: The `capacity_factor` of `F.mixture_of_experts`.
         attention_implementation: The `implementation` of `F.dot_product_attention`.
+        max_segments: The `max_segments` of `F.MaskRule`.
         cache_is_empty: Whether the cache holds no tokens yet.
         adapter: Low-rank adapters of the linear maps.
         read: Collects the paths of the parameters that modules read in this call.
@@ -83,6 +84,7 @@ class RuntimeConfig:
     annotate_axes: bool = False
     expert_capacity_factor: float | None = None
     attention_implementation: F.Implementation = "auto"
+    max_segments: int | None = None
     cache_is_empty: bool = False
     adapter: LoRA | None = None
     read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)

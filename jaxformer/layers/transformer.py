@@ -39,6 +39,7 @@ class Transformer(nn.Module):
         expert_capacity_factor: Capacity for tokens sent to experts on other devices; see
             `F.mixture_of_experts`.
         attention_implementation: Attention implementation; see `F.dot_product_attention`.
+        max_segments: No row of packed documents has more; see `F.MaskRule`.
     """
 
     config: c.TransformerConfig
@@ -49,6 +50,7 @@ class Transformer(nn.Module):
     annotate_axes: bool = False
     expert_capacity_factor: float | None = None
     attention_implementation: F.Implementation = "auto"
+    max_segments: int | None = None
 
     @nn.compact
     @typechecked
@@ -158,6 +160,7 @@ class Transformer(nn.Module):
             annotate_axes=self.annotate_axes,
             expert_capacity_factor=self.expert_capacity_factor,
             attention_implementation=self.attention_implementation,
+            max_segments=self.max_segments,
             cache_is_empty=cache_is_empty,
             adapter=self.config.adapter,
         )

@@ -248,14 +248,14 @@ class HloModule:
     def executed_instructions(
         self, computation: str, num_runs: int = 1
     ) -> Iterator[tuple[HloInstruction, int]]:
-        """Yield each executed instruction with its number of runs; all branches count."""
+        """Yield each executed instruction with its number of runs; of branches, the last counts."""
         for instruction in self.computations[computation]:
             yield instruction, num_runs
             is_loop = instruction.operation == "while"
             runs = num_runs * self.trip_count(instruction) if is_loop else num_runs
-            for word in EXECUTED.get(instruction.operation, ()):
-                for name in instruction.called_computations(word):
-                    yield from self.executed_instructions(name, runs)
+            if words := EXECUTED.get(instruction.operation):  # a loop's body, the last branch
+                name = instruction.called_computations(*words)[-1]
+                yield from self.executed_instructions(name, runs)
 
     def trip_count(self, loop: HloInstruction) -> int:
         """Trip count of a while loop; 1 if unknown."""

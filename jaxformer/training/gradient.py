@@ -17,6 +17,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.data.preferences import PreferenceBatch
+from jaxformer.functional.attention.cudnn import switch_on_segments
 from jaxformer.layers import Transformer
 from jaxformer.layers.lora import trained_parameters, update_parameters
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
@@ -229,15 +230,21 @@ def make_value_and_grad(
         def microbatch_step(carry, indexed):
             index, rows = indexed
 
-            def loss(trained):
+            def loss(trained, segmented_model: Transformer):
                 params = update_parameters(model.config.adapter, varying_params, trained)
                 own_key = jax.random.fold_in(key, index)
                 local_sum = summed_loss(
-                    model, objective, params, rows, own_key, axis_names=axis_names
+                    segmented_model, objective, params, rows, own_key, axis_names=axis_names
                 )
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_trained)), None
+            def loss_and_gradients(max_segments: int | None):
+                segmented_model = model.clone(max_segments=max_segments)
+                return jax.value_and_grad(loss)(varying_trained, segmented_model)
+
+            segments = getattr(all_rows(rows), "segments", None)
+            sums = switch_on_segments(loss_and_gradients, segments, axis_names)
+            return jax.tree.map(jnp.add, carry, sums), None
 
         def split(rows):
             parts = rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:])

@@ -3,8 +3,11 @@
 Only a private function of JAX takes offsets; no other file imports it.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +15,12 @@ from jaxtyping import Array, Float, Int, Integer
 
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.masks import segment_mask
-from jaxformer.functional.external_kernels import AttentionKernel, SegmentIds
+from jaxformer.functional.external_kernels import KERNEL_REMAT_NAME, AttentionKernel, SegmentIds
 from jaxformer.functional.platforms import compute_capability_major, target_device
 
 MAX_SEGMENTS = 16  # per row; the gradient's memory and time grow with it
+SEGMENT_BOUNDS = 1, MAX_SEGMENTS
+T = TypeVar("T")
 
 
 @typechecked
@@ -68,6 +73,39 @@ def _starts(segments: Array) -> Array:
     return jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
 
 
+def _max_count(segments: Array) -> Int[Array, ""]:
+    """The most segments of a row."""
+    return jnp.max(jnp.sum(_starts(segments), axis=1))
+
+
+def switch_on_segments(
+    function: Callable[[int | None], T], segments: Array | None, axis_names: tuple[str, ...]
+) -> T:
+    """Call a function of `MaskRule.max_segments`, in one conditional for all layers.
+
+    On a GPU each conditional waits until the host has read its condition.
+
+    Args:
+        function: From the maximum number of segments of a row, None if it is unknown, to arrays;
+            differentiated inside, so that both passes are in the same branch.
+        segments: Document number of each token, [B, T]; None calls the function with None, as do
+            devices or functions without cuDNN's attention by offsets.
+        axis_names: Mesh axes that shard the rows; all devices take the same branch.
+
+    Returns:
+        The result of the function.
+    """
+    if segments is None or target_device().platform != "gpu" or not takes_offsets():
+        return function(None)
+    if KERNEL_REMAT_NAME not in str(jax.make_jaxpr(function, static_argnums=0)(1)):
+        return function(None)
+    index = jnp.searchsorted(
+        jnp.array(SEGMENT_BOUNDS), jax.lax.pmax(_max_count(segments), axis_names)
+    )
+    bounds = *SEGMENT_BOUNDS, max(SEGMENT_BOUNDS[-1] + 1, segments.shape[1])
+    return jax.lax.switch(index, [partial(function, bound) for bound in bounds])
+
+
 @dataclass(frozen=True)
 class CudnnKernel(AttentionKernel):
     """cuDNN's fused attention with its static options; segments are a mask of all pairs."""
@@ -95,18 +133,22 @@ class CudnnKernel(AttentionKernel):
         )
 
 
+@dataclass(frozen=True)
 class SegmentedCudnnKernel(CudnnKernel):
     """The cheapest form of segments for a batch: none, offsets, or a mask where there are many."""
 
+    max_segments: int | None = None
+
     def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple[AttentionKernel, ...]]:
-        """One segment a row, up to `MAX_SEGMENTS`, or more."""
+        """One segment a row, up to `MAX_SEGMENTS`, or more; one of them if the rule says which."""
         options = self.scale, self.causal, self.window
         masked = CudnnKernel(*options)
         if segments is None:
             return 0, (masked,)
-        count = jnp.max(jnp.sum(_starts(segments[0]), axis=1))
-        index = jnp.searchsorted(jnp.array([1, MAX_SEGMENTS]), count)
-        return index, (replace(masked, reads_segments=False), PackedCudnnKernel(*options), masked)
+        kernels = replace(masked, reads_segments=False), PackedCudnnKernel(*options), masked
+        if self.max_segments is not None:
+            return 0, (kernels[bisect_left(SEGMENT_BOUNDS, self.max_segments)],)
+        return jnp.searchsorted(jnp.array(SEGMENT_BOUNDS), _max_count(segments[0])), kernels
 
 
 class PackedCudnnKernel(CudnnKernel):

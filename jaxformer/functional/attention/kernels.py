@@ -61,8 +61,9 @@ def cudnn_attention(
     # A window that ends with the query's own token is causal.
     causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
     query, scale = resolve_scale(query, scale)
-    kernel_type = SegmentedCudnnKernel if takes_offsets() else CudnnKernel
-    kernel = kernel_type(scale, causal, rule.window)
+    kernel = CudnnKernel(scale, causal, rule.window)
+    if takes_offsets():
+        kernel = SegmentedCudnnKernel(scale, causal, rule.window, max_segments=rule.max_segments)
     return _attend_flat_batch(kernel, [query, key, value], mask, sinks)
 
 

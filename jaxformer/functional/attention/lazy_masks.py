@@ -31,6 +31,7 @@ class MaskRule:
         contiguous_positions: Positions increase by one within each segment, and queries and keys
             are the same tokens, as fused kernels need.
         block_sparse: Only keys of the blocks that this pattern shows to each head.
+        max_segments: No row has more segments, which kernels rely on; None is unknown.
     """
 
     causal: bool = False
@@ -38,10 +39,13 @@ class MaskRule:
     lookahead: int = 0
     contiguous_positions: bool = False
     block_sparse: BlockSparsePattern | None = None
+    max_segments: int | None = None
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise ValueError(f"MaskRule.window must be at least 1; got {self.window}.")
+        if self.max_segments is not None and self.max_segments < 1:
+            raise ValueError(f"MaskRule.max_segments must be at least 1; got {self.max_segments}.")
         if self.lookahead < 0 or (self.lookahead and self.window is None):
             raise ValueError(
                 "MaskRule.lookahead is a number of keys after the query, beside a window of those "

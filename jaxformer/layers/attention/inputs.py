@@ -94,7 +94,7 @@ def make_layer_inputs(
             num_heads=num_heads,
             causal=causal,
             contiguous_positions=contiguous_positions,
-            tensor=runtime.mesh_axes.tensor,
+            runtime=runtime,
         )
         if gathered:
             return F.materialize(mask, num_axes=num_axes)
@@ -208,7 +208,7 @@ def self_attention_mask(
     num_heads: int,
     causal: bool,
     contiguous_positions: bool,
-    tensor: str | None,
+    runtime: RuntimeConfig,
 ) -> F.AttentionMask:
     """Make the lazy mask of a layer, of this device's heads if it differs between heads."""
     width, blocks, head_shifts = None, None, None
@@ -216,13 +216,15 @@ def self_attention_mask(
         width = window
     elif window is not None:
         blocks = window.pattern
-        head_shifts = local_shard(blocks.head_shifts(num_heads), tensor, axis=0)
+        shifts = blocks.head_shifts(num_heads)
+        head_shifts = local_shard(shifts, runtime.mesh_axes.tensor, axis=0)
     rule = F.MaskRule(
         causal=causal,
         window=width,
         lookahead=0 if causal or width is None else width - 1,
         contiguous_positions=contiguous_positions,
         block_sparse=blocks,
+        max_segments=runtime.max_segments,
     )
     segments = queries.segments, keys.segments
     if any(x is None for x in segments):

@@ -1,5 +1,6 @@
 """Segments as cuDNN takes them, with both of JAX's functions for it written out, without a GPU."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,10 +9,15 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
+from jaxformer.data import Batch
 from jaxformer.functional import external_kernels
-from jaxformer.functional.attention import cudnn, kernels
+from jaxformer.functional.attention import cudnn, dispatch, kernels
 from jaxformer.functional.platforms import TargetDevice
+from jaxformer.layers import Transformer
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.gradient import make_value_and_grad
 from tests.functional.jitted_functions import F
+from tests.small_models import BASE, random_params
 
 T = 48
 
@@ -224,6 +230,34 @@ def test_a_learned_scale_is_none_of_what_cudnn_compares(kernel, monkeypatch):
     wanted = jax.grad(partial(total, F.dot_product_attention))(jnp.float32(0.1))
     np.testing.assert_allclose(actual, wanted, rtol=1e-5)
     assert set(scales) == {1.0}
+
+
+@pytest.mark.parametrize("name", ["one", "padding in front, between, behind", "too many"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_update_has_one_conditional(name, accumulation, kernel, monkeypatch):
+    """Of the whole gradient, and all devices take the branch of the row with most segments."""
+    for module in (dispatch, kernels):
+        monkeypatch.setattr(module, "target_device", cudnn.target_device)
+    monkeypatch.setattr(kernels, "dtype_names", lambda *_: "bfloat16")  # but computes in float32
+    attention = replace(BASE.attention, head_dim=8)
+    config = replace(BASE, attention=attention)
+    few, mesh = np.stack(ROWS["one"]), make_mesh(MeshConfig(), jax.devices()[:2])
+    segments = np.concatenate([few, np.stack(ROWS[name])])
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, segments.shape)
+    positions = np.broadcast_to(np.arange(T), segments.shape)
+    batch = Batch(tokens, tokens, positions, segments, segments > 0)
+
+    def update(implementation):
+        model = Transformer(config, attention_implementation=implementation, remat="dots")
+        options = dict(gradient_accumulation_steps=accumulation)
+        return jax.jit(make_value_and_grad(model, mesh, **options))
+
+    inputs = random_params(config), jnp.int32(0), batch
+    close(update("cudnn")(*inputs), update("xla")(*inputs))
+    assert set(CALLS) == {"none", "offsets", "mask"}
+    text = str(jax.make_jaxpr(update("cudnn"))(*inputs))
+    assert text.count(" cond[") == text.count(" pmax[") == 1
+    assert not str(jax.make_jaxpr(update("xla"))(*inputs)).count(" cond[")
 
 
 def test_which_jax_counts_the_queries_heads_in_keys_offsets():
