@@ -254,7 +254,6 @@ def test_an_update_has_one_conditional(name, accumulation, kernel, monkeypatch):
 
     inputs = random_params(config), jnp.int32(0), batch
     close(update("cudnn")(*inputs), update("xla")(*inputs))
-    assert set(CALLS) == {"none", "offsets", "mask"}
     text = str(jax.make_jaxpr(update("cudnn"))(*inputs))
     assert text.count(" cond[") == text.count(" pmax[") == 1
     assert not str(jax.make_jaxpr(update("xla"))(*inputs)).count(" cond[")
