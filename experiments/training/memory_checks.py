@@ -50,7 +50,7 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
         dtype=run.dtype,
         expert_capacity_factor=run.expert_capacity_factor,
         optimizer=type(run.optimizer.optimizer).__name__.lower(),
-        fused_attention=mesh.devices.flat[0].platform != "cpu",
+        platform=mesh.devices.flat[0].platform,
     )
     parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
     print(

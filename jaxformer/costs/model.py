@@ -203,12 +203,12 @@ def activation_bytes(
     tensor: int = 1,
     context: int = 1,
     expert_capacity_factor: float = 1.0,
-    fused_attention: bool = False,
+    platform: str = "cpu",
 ) -> int:
     """Estimate of the activation bytes a device saves for the backward pass.
 
     Per token and layer, with D, F, N, K, H as in `shapes`, "full" saves the block's input, D, and
-    with `fused_attention` its output, N H, and a number per head. "dots" also saves the results of
+    on TPUs and GPUs attention's output, N H, and a number per head. "dots" also saves results of
     matrix products. "none" also saves the inputs of norms, activation, softmax and experts, and T
     probabilities per head; for blockwise attention, which `attention_implementation="auto"` uses
     for long T, one sum per head instead, and "dots" saves its results. In addition, the backward
@@ -230,7 +230,7 @@ def activation_bytes(
         tensor: Devices over which heads, hidden features and vocabulary are sharded.
         context: Devices over which each sequence is sharded.
         expert_capacity_factor: Rows that experts compute per row that is routed to them.
-        fused_attention: Whether attention uses a fused kernel, as on TPUs and GPUs.
+        platform: Platform of the devices, as in `F.vocab_chunk_size`.
 
     Returns:
         Bytes of the layers and `logit_bytes`. The compiler may save less (fusion) or more (copies);
@@ -247,7 +247,7 @@ def activation_bytes(
     d = config.model_dim
     for layer, reads_source in _layers(config):
         stack_tokens, keys = (source, source_length) if reads_source else (tokens, length)
-        saved += stack_tokens * _saved_per_token(layer, d, keys, remat, *devices, fused_attention)
+        saved += stack_tokens * _saved_per_token(layer, d, keys, remat, *devices, platform)
         layer_total = _saved_per_token(layer, d, keys, "none", *devices)
         if context > 1:  # keys and values of another device, and their gradients
             widths = layer.attention.activation_widths(d, layer.positions, tensor)
@@ -256,7 +256,6 @@ def activation_bytes(
             saved += stack_tokens * option.activation_width(d, remat)
             layer_total += option.activation_width(d, "none")
         peak_layer = max(peak_layer, stack_tokens * layer_total)
-    platform = "gpu" if fused_attention else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
     return round((saved + peak_layer) * bytes_per_number) + logits
 
@@ -269,7 +268,7 @@ def _saved_per_token(
     tensor: int,
     context: int,
     expert_capacity_factor: float,
-    fused_attention: bool = False,
+    platform: str = "cpu",
 ) -> float:
     a, d = layer.attention, model_dim
     widths = a.activation_widths(d, layer.positions, tensor)
@@ -280,7 +279,7 @@ def _saved_per_token(
     is_blockwise = _is_blockwise(layer, length, context)
     attention_outputs = widths.head_outputs + a.num_heads / tensor if is_blockwise else 0
     if remat == "full":
-        return float(d + fused_attention * attention_outputs)
+        return float(d + (platform != "cpu") * attention_outputs)
     if remat == "dots":
         return d + products + attention_outputs
     num_keys = min(length, F.RECURRENCE_CHUNK) if not a.has_scores else length

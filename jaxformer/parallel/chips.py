@@ -25,6 +25,11 @@ class Chip(NamedTuple):
     bandwidth: float
     link_domain_size: int
 
+    @property
+    def platform(self) -> str:
+        """The platform of JAX: "gpu" or "tpu"."""
+        return "tpu" if self.name.startswith("tpu") else "gpu"
+
 
 # The first chip whose pattern matches is used.
 CHIPS: tuple[Chip, ...] = (

@@ -49,7 +49,7 @@ def estimate_memory(
     dtype: DTypeLike = "float32",
     expert_capacity_factor: float | None = None,
     optimizer: str = "adamw",
-    fused_attention: bool = False,
+    platform: str = "cpu",
 ) -> MemoryEstimate:
     """Estimate the training memory of one device.
 
@@ -74,7 +74,7 @@ def estimate_memory(
         dtype: Dtype of the computation.
         expert_capacity_factor: As `capacity_factor` of `F.mixture_of_experts`.
         optimizer: Kind of optimizer.
-        fused_attention: As in `costs.activation_bytes`.
+        platform: As in `costs.activation_bytes`.
 
     Returns:
         Bytes. Parameters are exact, the rest is an estimate: in our tests the total is within a
@@ -97,7 +97,6 @@ def estimate_memory(
     rows = batch_size // (num_batch_shards(axis_sizes) * gradient_accumulation_steps)
     compute_bytes = jnp.dtype(dtype).itemsize
     tensor, context = axis_sizes["tensor"], axis_sizes["context"]
-    platform = "gpu" if fused_attention else "cpu"
     logits = costs.logit_bytes(config, rows * length // context, tensor=tensor, platform=platform)
     activations = costs.activation_bytes(
         config,
@@ -109,7 +108,7 @@ def estimate_memory(
         tensor=tensor,
         context=context,
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
-        fused_attention=fused_attention,
+        platform=platform,
     )
     trained, frozen_bytes, optimizer_bytes = _parameter_bytes(config, axis_sizes, optimizer)
     gathered = _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat)

@@ -59,10 +59,12 @@ class Workload:
         default_rows = num_batch_shards(mesh_shape) * self.gradient_accumulation_steps
         return default_rows if self.batch_size is None else self.batch_size
 
-    def memory(self, config: c.TransformerConfig, mesh_shape: Mapping[str, int]) -> MemoryEstimate:
+    def memory(
+        self, config: c.TransformerConfig, mesh_shape: Mapping[str, int], chip: Chip
+    ) -> MemoryEstimate:
         """Estimated memory of one device."""
         options = {**vars(self), "batch_size": self.global_batch_size(mesh_shape)}
-        return estimate_memory(config, mesh_shape, **options, fused_attention=True)
+        return estimate_memory(config, mesh_shape, **options, platform=chip.platform)
 
 
 class Plan(NamedTuple):
@@ -160,14 +162,14 @@ def plan(
     num_parts = num_batch_shards(axis_sizes) * workload.gradient_accumulation_steps
     tokens = rows * workload.length // (num_parts * axis_sizes["context"])
     tensor = axis_sizes["tensor"]
-    recomputes_logits = costs.recomputes_logits(config, tokens, tensor=tensor, platform="gpu")
-    if recomputes_logits and workload.remat != "full":
+    is_chunked = costs.recomputes_logits(config, tokens, tensor=tensor, platform=chip.platform)
+    if is_chunked and workload.remat != "full":
         hardware_flops += rows * costs.logit_flops(config, workload.length)
     return Plan(
         mesh_shape=axis_sizes,
         chip=chip,
         workload=workload,
-        memory=workload.memory(config, axis_sizes),
+        memory=workload.memory(config, axis_sizes, chip),
         model_flops=float(costs.training_factor(config) * forward_flops),
         hardware_flops=float(hardware_flops),
     )
@@ -197,7 +199,7 @@ def smallest_fitting_mesh(
     candidates: list[tuple[int, dict[str, int]]] = []
     for mesh_shape in _candidate_meshes(chip, devices):
         with contextlib.suppress(ValueError):
-            candidates.append((workload.memory(config, mesh_shape).total, mesh_shape))
+            candidates.append((workload.memory(config, mesh_shape, chip).total, mesh_shape))
     if not candidates:
         count = "any number of" if devices is None else f"{devices}"
         raise ValueError(
@@ -217,7 +219,7 @@ def with_largest_batch(
     """The workload with the largest batch (powers of two) that fits, up to MAX_BATCH_TOKENS."""
     while workload.global_batch_size(mesh_shape) * 2 * workload.length <= MAX_BATCH_TOKENS:
         doubled = replace(workload, batch_size=2 * workload.global_batch_size(mesh_shape))
-        if doubled.memory(config, mesh_shape).total > USABLE_MEMORY_FRACTION * chip.memory:
+        if doubled.memory(config, mesh_shape, chip).total > USABLE_MEMORY_FRACTION * chip.memory:
             break
         workload = doubled
     return workload

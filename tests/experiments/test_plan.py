@@ -95,6 +95,13 @@ def test_time_by_hand():
     assert result.mfu == result.model_flops / (result.step_seconds * 64e15)
 
 
+@pytest.mark.parametrize("name, ids", [("tpu-v5e", 2**25 // 4096), ("h100", 2**27 // 4096)])
+def test_logits_are_those_of_the_chips_platform(name, ids):
+    work = Workload(batch_size=2, length=2048, remat="dots")
+    logits = plan(zoo.get("smollm2-1.7b"), {}, get_chip(name), work).memory.logits
+    assert logits == 2 * 4 * 4096 * ids
+
+
 def test_experts_compute_on_empty_slots():
     """Four devices have four times the room, and no token fewer."""
     mixtral = zoo.get("mixtral-8x7b")
