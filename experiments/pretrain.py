@@ -38,7 +38,7 @@ from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.generation import Sample, generate
-from jaxformer.json_files import checked_json, read_checked_json
+from jaxformer.json_files import json_with_checksum, read_json_with_checksum
 from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
 from jaxformer.training import loop, train_step
 from jaxformer.training.metrics import read_json_lines
@@ -164,7 +164,7 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     print(f"Corpus: {run.corpus}", flush=True)
     parts = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
     template = chat_template(run) if has_instructions(run.corpus) else None
-    recorded = resumes_from and read_checked_json(resumes_from / CORPUS_FILE)
+    recorded = resumes_from and read_json_with_checksum(resumes_from / CORPUS_FILE)
     records = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     sources = tuple(
         open_source(run, part, template, x) for part, x in zip(parts, records, strict=True)
@@ -305,7 +305,7 @@ class LanguageModelingData(TrainData):
 
     def files(self) -> dict[str, str]:
         """Records of the sources, with which a resumed run compares them; the chat template."""
-        records = checked_json([source.record for source in self._corpus.sources])
+        records = json_with_checksum([source.record for source in self._corpus.sources])
         return {CORPUS_FILE: records, **template_file(self._run, self._corpus.template)}
 
     def is_ready(self, step: int) -> bool:

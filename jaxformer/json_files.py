@@ -138,8 +138,8 @@ def json_digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_checked_json(path: Path) -> Any:
-    """Content that `write_checked_json` wrote; None if there is none, or it is damaged."""
+def read_json_with_checksum(path: Path) -> Any:
+    """Content that `write_json_with_checksum` wrote; None if there is none, or it is damaged."""
     try:
         saved = read_json(path, "checksum", "content")
     except (OSError, ValueError):
@@ -147,17 +147,17 @@ def read_checked_json(path: Path) -> Any:
     return saved["content"] if saved["checksum"] == json_digest(saved["content"]) else None
 
 
-def checked_json(content: Any) -> str:
-    """JSON of a value and its checksum, for `read_checked_json`."""
+def json_with_checksum(content: Any) -> str:
+    """JSON of a value and its checksum, for `read_json_with_checksum`."""
     return json.dumps({"checksum": json_digest(content), "content": content})
 
 
-def write_checked_json(path: Path, content: Any) -> None:
+def write_json_with_checksum(path: Path, content: Any) -> None:
     """Write a value and its checksum, so that no reader sees a part of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        partial.write_text(checked_json(content))
+        partial.write_text(json_with_checksum(content))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

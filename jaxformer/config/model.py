@@ -303,11 +303,17 @@ class TransformerConfig:
             scaled = (replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
             return replace(attention, positions=tuple(scaled))
 
-        if all(layer.rope is None for layer in self.distinct_layers):
+        layers = [layer for stack, _ in self.stacks.values() for layer in stack.distinct_layers]
+        if all(layer.rope is None for layer in layers):
             kinds = self.attention.positions
             raise ValueError(f"with_rope_scaling needs a layer with Rope; got positions {kinds}.")
         first_layers = tuple(replace(x, attention=scale(x.attention)) for x in self.first_layers)
-        return replace(self, attention=scale(self.attention), first_layers=first_layers)
+        topology = self.topology
+        if isinstance(topology, EncoderDecoder) and topology.attention is not None:
+            topology = replace(topology, attention=scale(topology.attention))
+        return replace(
+            self, attention=scale(self.attention), first_layers=first_layers, topology=topology
+        )
 
     def tiny(self) -> TransformerConfig:
         """Return the configuration with small sizes and the same kind of every option.

@@ -29,7 +29,7 @@ from jaxformer.data.tokenized_source import part_name
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer, Tokenizer
 from jaxformer.errors import readable_errors
-from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
+from jaxformer.json_files import json_digest, read_json_with_checksum, write_json_with_checksum
 
 IDENTITY_FILE = "corpus.json"  # of the text and the tokenizer
 CHANGED = {"text": "text", "tokenizer": "tokenizer", "parts": "number of parts"}
@@ -134,10 +134,10 @@ def write_identity(
     """
     if is_store(output):
         fetch_files(output, (IDENTITY_FILE, *TOKENIZER_FILES), folder)
-    known = read_checked_json(folder / IDENTITY_FILE)
+    known = read_json_with_checksum(folder / IDENTITY_FILE)
     if known is None:
         tokenizer.save(folder)
-        write_checked_json(folder / IDENTITY_FILE, identity)
+        write_json_with_checksum(folder / IDENTITY_FILE, identity)
         if is_store(output):
             names = (*TOKENIZER_FILES, IDENTITY_FILE)
             upload([folder / name for name in names if (folder / name).exists()], output)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.json_files import json_digest, read_checked_json, write_checked_json
+from jaxformer.json_files import json_digest, read_json_with_checksum, write_json_with_checksum
 
 
 def cached_json(folder: Path, key: Any, make: Callable[[], Any]) -> Any:
@@ -22,10 +22,10 @@ def cached_json(folder: Path, key: Any, make: Callable[[], Any]) -> Any:
         make: Makes the content.
     """
     path = folder / f"{json_digest(key)[:32]}.json"
-    content = read_checked_json(path)
+    content = read_json_with_checksum(path)
     if content is None:
         content = make()
-        write_checked_json(path, content)
+        write_json_with_checksum(path, content)
     return content
 
 

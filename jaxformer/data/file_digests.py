@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxformer.json_files import read_checked_json, write_checked_json
+from jaxformer.json_files import read_json_with_checksum, write_json_with_checksum
 
 # A file that changes again this soon may keep its time, so its digest is not recorded.
 TIME_RESOLUTION_NS = 2 * 10**9
@@ -27,7 +27,7 @@ def file_digests(files: Mapping[str, Path], record: Path) -> dict[str, str]:
         ValueError: A file changed while it was read.
     """
     newest = time.time_ns() - TIME_RESOLUTION_NS
-    known, entries = read_checked_json(record) or {}, {}
+    known, entries = read_json_with_checksum(record) or {}, {}
     for name, path in files.items():
         state = file_state(path)
         size_and_time, digest = known.get(name, (None, ""))
@@ -39,7 +39,7 @@ def file_digests(files: Mapping[str, Path], record: Path) -> dict[str, str]:
     recorded = {name: entry for name, entry in entries.items() if max(entry[0][1:3]) < newest}
     if recorded != known:
         with contextlib.suppress(OSError):  # a cache that cannot be written can be read
-            write_checked_json(record, recorded)
+            write_json_with_checksum(record, recorded)
     return {name: digest for name, (_, digest) in entries.items()}
 
 

@@ -18,7 +18,7 @@ from jaxformer.data.rows import PackedRows
 from jaxformer.data.temporary_folders import LOCK, temporary_folder
 from jaxformer.data.tokenization import Progress, documents_digest, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
-from jaxformer.json_files import get_field, json_digest, read_json, write_checked_json
+from jaxformer.json_files import get_field, json_digest, read_json, write_json_with_checksum
 
 # Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 6
@@ -247,4 +247,4 @@ def _write_metadata(folder: Path, writer: RowWriter, tokenizer: Tokenizer, row_l
         "tokenizer_digest": json_digest(tokenizer.to_json()),
     }
     content = {"format": FORMAT_VERSION, "files": files, "metadata": metadata}
-    write_checked_json(folder / METADATA, content)
+    write_json_with_checksum(folder / METADATA, content)

@@ -91,8 +91,10 @@ class Preferences:
             Both, increasing.
 
         Raises:
-            ValueError: A part would be empty.
+            ValueError: The fraction is not between 0 and 1, or a part would be empty.
         """
+        if not 0 < held_out < 1:
+            raise ValueError(f"held_out must be a fraction between 0 and 1; got {held_out}.")
         order = np.argsort(self.prompt_keys, kind="stable")
         wanted = max(1, round(held_out * len(self)))
         last = self.prompt_keys[order[min(wanted, len(self)) - 1]]

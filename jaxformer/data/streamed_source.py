@@ -213,7 +213,7 @@ class StreamedSource(ShardedSource):
                 texts = documents(self.source, template=self._template, files=paths)
                 try:
                     for document in texts:
-                        check_main_thread()
+                        raise_if_exiting()
                         yield document
                 except ValueError as error:
                     message = str(error)
@@ -259,7 +259,7 @@ class StreamedSource(ShardedSource):
             for number, file in enumerate(self._files[name]):
                 paths[file.name] = folder / str(number) / PurePosixPath(file.name).name
                 paths[file.name].parent.mkdir()
-                download(file, paths[file.name], check_main_thread)
+                download(file, paths[file.name], raise_if_exiting)
             yield paths
 
 
@@ -321,7 +321,7 @@ class StreamedTokens(ShardedSource):
                 for file in self._files[name]:
                     path = temporary / _local_name(file.name)
                     path.parent.mkdir(exist_ok=True)
-                    download(file, path, check_main_thread)
+                    download(file, path, raise_if_exiting)
                 with contextlib.suppress(OSError):  # another process was faster
                     os.rename(temporary, tokens)
             try:
@@ -418,7 +418,7 @@ def _folder_size(path: Path) -> int:
     return size
 
 
-def check_main_thread() -> None:
+def raise_if_exiting() -> None:
     """Raise if the process ends, so that its end does not wait for a thread that reads shards."""
     if not threading.main_thread().is_alive():
         raise RuntimeError("The process ends.")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
+from jaxformer.checks import require_count
 from jaxformer.functional.argument_checks import typechecked
 
 ExpertScore: TypeAlias = Literal["softmax", "sigmoid"]
@@ -340,7 +341,12 @@ def expert_capacity(num_rows: int, devices: int, capacity_factor: float | None) 
 
     Returns:
         Number of rows.
+
+    Raises:
+        ValueError: `num_rows` is negative, or `devices` is below 1.
     """
+    require_count("num_rows", num_rows, least=0)
+    require_count("devices", devices)
     if capacity_factor is None:
         return num_rows
     return min(num_rows, math.ceil(capacity_factor * num_rows / devices))

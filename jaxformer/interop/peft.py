@@ -296,8 +296,8 @@ def _output_transform(transform: t.Transform) -> t.Transform | None:
             return t.Fused()
         case t.Interleaved(part=t.LinearKernel()):
             return t.Interleaved()
-        case t.HalvesSwapped(part=t.LinearKernel(input_axes=1)):
-            return t.HalvesSwapped(part=t.LinearKernel())
+        case t.SwapHeadHalves(part=t.LinearKernel(input_axes=1)):
+            return t.SwapHeadHalves(part=t.LinearKernel())
         case t.FusedQKVPerGroup() | t.FusedPerGroup():
             return transform
         case t.Scaled(part=part, factors=factors):

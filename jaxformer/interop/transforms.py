@@ -272,7 +272,7 @@ class Interleaved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalvesSwapped:
+class SwapHeadHalves:
     """The second half of each head before the first (nanochat).
 
     Attributes:

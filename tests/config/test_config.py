@@ -747,6 +747,9 @@ def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
     assert stretched.attention.positions == (c.Rope(base=5e5, scaling=scaling), None)
     assert stretched.with_rope_scaling(None) == mixed
     bare = replace(small, attention=replace(small.attention, positions=(c.Alibi(),)))
+    topology = c.EncoderDecoder(num_encoder_layers=1, attention=small.attention)
+    encoder = replace(bare, topology=topology).with_rope_scaling(scaling).encoder_config
+    assert encoder.attention.positions == (replace(*small.attention.positions, scaling=scaling),)
     with pytest.raises(ValueError, match=r"a layer with Rope; got positions \(Alibi\(scale=1\.0\)"):
         bare.with_rope_scaling(scaling)
     assert small.with_positions(c.Alibi()) == bare

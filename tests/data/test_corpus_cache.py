@@ -155,8 +155,8 @@ def test_a_cache_that_cannot_be_written_can_be_read(texts, monkeypatch):
     def refused(*_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(file_digests, "write_checked_json", refused)
-    monkeypatch.setattr(cached_files, "write_checked_json", refused)
+    monkeypatch.setattr(file_digests, "write_json_with_checksum", refused)
+    monkeypatch.setattr(cached_files, "write_json_with_checksum", refused)
     os.utime(texts / "a.txt")
     assert start(texts) == first
 

@@ -96,6 +96,9 @@ def test_prompts_are_held_out_with_all_of_their_pairs(tmp_path):
     prompts = [{lines[i]["prompt"] for i in part} for part in (train, held_out)]
     assert not prompts[0] & prompts[1]
     assert set(held_out) < set(pairs.split(0.5)[1])
+    for fraction in (0, 1, -0.5):
+        with pytest.raises(ValueError, match=f"fraction between 0 and 1; got {fraction}"):
+            pairs.split(fraction)
     with pytest.raises(ValueError, match="held_out=0.5 of 2 pairs with 1 prompts leaves no pair"):
         read(tmp_path, LINES[0], LINES[2]).split(0.5)
 

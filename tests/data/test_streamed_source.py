@@ -207,7 +207,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_file():
         "from jaxformer.data import ByteTokenizer, rows, streamed_rows, streamed_source\n"
         "def work(name):\n"
         "    while True:\n"
-        "        streamed_source.check_main_thread()\n"
+        "        streamed_source.raise_if_exiting()\n"
         "        time.sleep(0.1)\n"
         "stream = streamed_rows.StreamedRows(['a'], work, seed=0, sizes={}, digest='',"
         " empty=rows.empty_rows(ByteTokenizer(), 1))\n"

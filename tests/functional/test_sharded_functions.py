@@ -224,6 +224,8 @@ def test_room_is_a_multiple_of_an_even_share_and_never_more_than_all(
     rows, devices, share, expected
 ):
     assert F.expert_capacity(rows, devices, share) == expected
+    with pytest.raises(ValueError, match="devices must be an integer of at least 1; got 0"):
+        F.expert_capacity(rows, 0, share)
 
 
 def recurrence(x, **options):

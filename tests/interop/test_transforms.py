@@ -11,12 +11,12 @@ from jaxformer.interop.transforms import (
     Fused,
     FusedPerGroup,
     FusedQKVPerGroup,
-    HalvesSwapped,
     Identity,
     Interleaved,
     LinearKernel,
     Scaled,
     StackedExperts,
+    SwapHeadHalves,
     UnitRows,
 )
 
@@ -158,9 +158,9 @@ def test_interleaved():
 def test_halves_of_heads():
     width = 4
     theirs = numbered((N * width, D))
-    (ours,) = split(HalvesSwapped(part=LinearKernel()), theirs, [(D, N, width)])
+    (ours,) = split(SwapHeadHalves(part=LinearKernel()), theirs, [(D, N, width)])
     assert [ours[3, 2, h] for h in range(width)] == [theirs[2 * width + h, 3] for h in (2, 3, 0, 1)]
-    (ours,) = split(HalvesSwapped(part=Flatten()), numbered((N * width,)), [(N, width)])
+    (ours,) = split(SwapHeadHalves(part=Flatten()), numbered((N * width,)), [(N, width)])
     assert ours[1].tolist() == [6, 7, 4, 5]
 
 

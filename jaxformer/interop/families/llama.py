@@ -43,7 +43,7 @@ from jaxformer.interop.families.llama_like_options import (
 )
 from jaxformer.interop.families.option_fields import Field
 from jaxformer.interop.param_mapping import MappingRule, branch_rules, norm_rules, qk_norm_rules
-from jaxformer.interop.transforms import HalvesSwapped
+from jaxformer.interop.transforms import SwapHeadHalves
 
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
 EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
@@ -60,10 +60,10 @@ HUNYUAN: dict[str, Any] = dict(
 )
 
 
-def halves_swapped(rule: MappingRule) -> MappingRule:
-    """The rule with the halves of each head swapped."""
+def swap_head_halves(rule: MappingRule) -> MappingRule:
+    """Return the rule with the halves of each head swapped."""
     part: Any = rule.transform
-    return replace(rule, transform=HalvesSwapped(part=part))
+    return replace(rule, transform=SwapHeadHalves(part=part))
 
 
 ROWS = (
@@ -398,7 +398,7 @@ ROWS = (
         qk_norm=c.QKNorm(norm=c.RMSNorm(parameters="none")),
         attention_rules=(
             *map(
-                halves_swapped,
+                swap_head_halves,
                 branch_rules(p.SELF_ATTENTION, "attention", query="q_proj", key="k_proj"),
             ),
             *branch_rules(p.SELF_ATTENTION, "attention", value="v_proj", out="o_proj"),
