@@ -243,7 +243,8 @@ def make_value_and_grad(
                 return jax.value_and_grad(loss)(varying_trained, segmented_model)
 
             segments = getattr(all_rows(rows), "segments", None)
-            sums = switch_on_segments(loss_and_gradients, segments, axis_names)
+            causal = model.config.topology.has_decoder
+            sums = switch_on_segments(loss_and_gradients, segments, axis_names, causal=causal)
             return jax.tree.map(jnp.add, carry, sums), None
 
         def split(rows):

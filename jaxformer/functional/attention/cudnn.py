@@ -19,7 +19,6 @@ from jaxformer.functional.external_kernels import KERNEL_REMAT_NAME, AttentionKe
 from jaxformer.functional.platforms import compute_capability_major, target_device
 
 MAX_SEGMENTS = 16  # per row; the gradient's memory and time grow with it
-SEGMENT_BOUNDS = 1, MAX_SEGMENTS
 T = TypeVar("T")
 
 
@@ -73,37 +72,45 @@ def _starts(segments: Array) -> Array:
     return jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
 
 
-def _max_count(segments: Array) -> Int[Array, ""]:
-    """The most segments of a row."""
-    return jnp.max(jnp.sum(_starts(segments), axis=1))
+def _segment_bounds() -> tuple[int, ...]:
+    """Up to how many segments per row each form but the mask takes: none and offsets."""
+    return (1, MAX_SEGMENTS) if takes_offsets() else (1,)
 
 
 def switch_on_segments(
-    function: Callable[[int | None], T], segments: Array | None, axis_names: tuple[str, ...]
+    function: Callable[[int | None], T],
+    segments: Array | None,
+    axis_names: tuple[str, ...],
+    *,
+    causal: bool,
 ) -> T:
     """Call a function of `MaskRule.max_segments`, in one conditional for all layers.
 
-    On a GPU each conditional waits until the host has read its condition.
+    On a GPU each conditional waits until the host has read its condition. Padding (segment 0) at
+    the end of a row with one document is not masked if attention is causal: no token sees it.
 
     Args:
         function: From the maximum number of segments of a row, None if it is unknown, to arrays;
             differentiated inside, so that both passes are in the same branch.
         segments: Document number of each token, [B, T]; None calls the function with None, as do
-            devices or functions without cuDNN's attention by offsets.
+            devices or functions without cuDNN's attention.
         axis_names: Mesh axes that shard the rows; all devices take the same branch.
+        causal: Whether all attention is causal.
 
     Returns:
         The result of the function.
     """
-    if segments is None or target_device().platform != "gpu" or not takes_offsets():
+    if segments is None or target_device().platform != "gpu":
         return function(None)
     if KERNEL_REMAT_NAME not in str(jax.make_jaxpr(function, static_argnums=0)(1)):
         return function(None)
-    index = jnp.searchsorted(
-        jnp.array(SEGMENT_BOUNDS), jax.lax.pmax(_max_count(segments), axis_names)
-    )
-    bounds = *SEGMENT_BOUNDS, max(SEGMENT_BOUNDS[-1] + 1, segments.shape[1])
-    return jax.lax.switch(index, [partial(function, bound) for bound in bounds])
+    bounds = _segment_bounds()
+    counts = jnp.sum(_starts(segments), axis=1)
+    documents = jnp.where(causal & (segments[:, -1] == 0), counts - 1, counts)
+    maxima = jax.lax.pmax(jnp.stack([jnp.max(documents), jnp.max(counts)]), axis_names)
+    index = jnp.where(maxima[0] <= 1, 0, jnp.searchsorted(jnp.array(bounds), maxima[1]))
+    branches = [partial(function, bound) for bound in (*bounds, bounds[-1] + 1)]
+    return jax.lax.switch(index, branches)
 
 
 @dataclass(frozen=True)
@@ -140,15 +147,22 @@ class SegmentedCudnnKernel(CudnnKernel):
     max_segments: int | None = None
 
     def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple[AttentionKernel, ...]]:
-        """One segment a row, up to `MAX_SEGMENTS`, or more; one of them if the rule says which."""
+        """One segment a row, up to `MAX_SEGMENTS`, or more; one of them if the rule says which.
+
+        Without the rule, GPUs before Hopper have a mask: the host would wait in each layer.
+        """
         options = self.scale, self.causal, self.window
         masked = CudnnKernel(*options)
         if segments is None:
             return 0, (masked,)
-        kernels = replace(masked, reads_segments=False), PackedCudnnKernel(*options), masked
+        bounds, packed = _segment_bounds(), (PackedCudnnKernel(*options),) * takes_offsets()
+        kernels = replace(masked, reads_segments=False), *packed, masked
         if self.max_segments is not None:
-            return 0, (kernels[bisect_left(SEGMENT_BOUNDS, self.max_segments)],)
-        return jnp.searchsorted(jnp.array(SEGMENT_BOUNDS), _max_count(segments[0])), kernels
+            return 0, (kernels[bisect_left(bounds, self.max_segments)],)
+        if not packed:
+            return 0, (masked,)
+        count = jnp.max(jnp.sum(_starts(segments[0]), axis=1))
+        return jnp.searchsorted(jnp.array(bounds), count), kernels
 
 
 class PackedCudnnKernel(CudnnKernel):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from jaxformer.data import Batch
 from jaxformer.functional import external_kernels
@@ -31,6 +33,7 @@ ROWS = {
     "one": [rows_of(48), rows_of(48)],
     "few": [rows_of(20, 28), rows_of(48)],
     "padding in front, between, behind": [rows_of(-5, 20, -3, 20), rows_of(30, 10, -8)],
+    "padding behind": [rows_of(40, -8), rows_of(30, -18)],
     "as many as there is room for": [rows_of(*[3] * 16), rows_of(48)],
     "one too many": [rows_of(*[2] * 16, 16), rows_of(48)],
     "too many": [rows_of(*[2] * 20, 8), rows_of(48)],
@@ -232,12 +235,57 @@ def test_a_learned_scale_is_none_of_what_cudnn_compares(kernel, monkeypatch):
     assert set(scales) == {1.0}
 
 
-@pytest.mark.parametrize("name", ["one", "padding in front, between, behind", "too many"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_an_update_has_one_conditional(name, accumulation, kernel, monkeypatch):
-    """Of the whole gradient, and all devices take the branch of the row with most segments."""
-    for module in (dispatch, kernels):
-        monkeypatch.setattr(module, "target_device", cudnn.target_device)
+def on_gpu(monkeypatch, kind):
+    for module in (cudnn, dispatch, kernels):
+        monkeypatch.setattr(module, "target_device", lambda: TargetDevice("gpu", kind))
+
+
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    "name, kind, causal, bound",
+    [
+        ("one", H100, False, 1),
+        ("padding behind", H100, True, 1),
+        ("padding behind", H100, False, 16),
+        ("padding in front, between, behind", H100, True, 16),
+        ("as many as there is room for", H100, True, 16),
+        ("one too many", H100, True, 17),
+        ("padding behind", A100, True, 1),
+        ("few", A100, True, 2),
+    ],
+)
+def test_all_devices_take_the_branch_of_the_row_with_most_segments(
+    name, kind, causal, bound, monkeypatch
+):
+    on_gpu(monkeypatch, kind)
+    mesh, rows = make_mesh(MeshConfig(), jax.devices()[:2]), np.stack(ROWS[name])
+
+    def bounds(rows):
+        def function(max_segments):
+            return checkpoint_name(jnp.int32([max_segments]), F.KERNEL_REMAT_NAME)
+
+        return F.pvary(cudnn.switch_on_segments(function, rows, ("data",), causal=causal), "data")
+
+    spec = P("data")
+    np.testing.assert_array_equal(
+        jax.shard_map(bounds, mesh=mesh, in_specs=spec, out_specs=spec)(rows), [bound, bound]
+    )
+
+
+@pytest.mark.parametrize(
+    "name, kind, accumulation",
+    [
+        ("padding behind", H100, 2),
+        pytest.param("padding behind", A100, 1, marks=pytest.mark.slow),
+        pytest.param("padding in front, between, behind", H100, 1, marks=pytest.mark.slow),
+        pytest.param("too many", H100, 2, marks=pytest.mark.slow),
+        pytest.param("too many", A100, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_has_one_conditional(name, kind, accumulation, kernel, monkeypatch):
+    on_gpu(monkeypatch, kind)
     monkeypatch.setattr(kernels, "dtype_names", lambda *_: "bfloat16")  # but computes in float32
     attention = replace(BASE.attention, head_dim=8)
     config = replace(BASE, attention=attention)
