@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -230,39 +231,29 @@ def make_value_and_grad(
         def microbatch_step(carry, indexed):
             index, rows = indexed
 
-            def loss(trained, segmented_model: Transformer):
+            def loss(trained, max_segments: int | None):
                 params = update_parameters(model.config.adapter, varying_params, trained)
-                own_key = jax.random.fold_in(key, index)
-                local_sum = summed_loss(
-                    segmented_model, objective, params, rows, own_key, axis_names=axis_names
-                )
+                options: Any = dict(key=jax.random.fold_in(key, index), axis_names=axis_names)
+                bounded_model = model.clone(max_segments=max_segments)
+                local_sum = summed_loss(bounded_model, objective, params, rows, **options)
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
-            def loss_and_gradients(max_segments: int | None):
-                segmented_model = model.clone(max_segments=max_segments)
-                return jax.value_and_grad(loss)(varying_trained, segmented_model)
+            loss_and_gradients = partial(jax.value_and_grad(loss), varying_trained)
 
             segments = getattr(all_rows(rows), "segments", None)
             causal = model.config.topology.has_decoder
             sums = switch_on_segments(loss_and_gradients, segments, axis_names, causal=causal)
             return jax.tree.map(jnp.add, carry, sums), None
 
-        def split(rows):
-            parts = rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:])
-            return jnp.moveaxis(parts, 1, 0)
-
         zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_trained)
         zero_carry = (jnp.zeros(()), zeros)
         if gradient_accumulation_steps == 1:
             (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))
         else:
-            microbatches = (jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch))
-            (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, microbatches)
-
-        def sum_over_replicas(gradient: Array, spec: P) -> Array:
-            replica_axes = tuple(axis for axis in axis_names if axis not in spec)
-            return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
-
+            split = partial(_split_rows, gradient_accumulation_steps)
+            indexed = jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch)
+            (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, indexed)
+        sum_over_replicas = partial(_sum_over_replicas, axis_names)
         return loss, jax.tree.map(sum_over_replicas, gradients, trained_specs)
 
     return jax.shard_map(
@@ -271,6 +262,17 @@ def make_value_and_grad(
         in_specs=(specs, P(), batch_spec(mesh.shape)),
         out_specs=(P(), trained_specs),
     )
+
+
+def _split_rows(count: int, rows: Array) -> Array:
+    """Split rows into `count` microbatches; each has every `count`-th row."""
+    return jnp.moveaxis(rows.reshape(-1, count, *rows.shape[1:]), 1, 0)
+
+
+def _sum_over_replicas(axis_names: tuple[str, ...], gradient: Array, spec: P) -> Array:
+    """Sum a gradient over the mesh axes that do not shard it."""
+    replica_axes = tuple(axis for axis in axis_names if axis not in spec)
+    return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
 
 
 def make_global_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
