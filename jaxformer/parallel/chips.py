@@ -27,7 +27,7 @@ class Chip(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """The platform of JAX: "gpu" or "tpu"."""
+        """JAX's name of the platform: "gpu" or "tpu"."""
         return "tpu" if self.name.startswith("tpu") else "gpu"
 
 
