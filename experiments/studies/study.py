@@ -33,7 +33,7 @@ from experiments.training.trainer import check_vocabulary
 from jaxformer import costs
 from jaxformer.data import max_vocab_size
 from jaxformer.parallel import MeshConfig, make_mesh
-from jaxformer.training.optimizers import learning_rate_schedule
+from jaxformer.training.schedules import make_schedule
 
 ExtraMetric = Callable[[Variant, Any, PackedCorpus, StudyTraining], ResultDict]
 
@@ -112,7 +112,7 @@ def check_variants(variants: Sequence[Variant], run: Pretrain) -> None:
                 f"{names.count(variant.name)} variants have the same name {variant.name!r}."
             )
         try:
-            learning_rate_schedule(variant.optimizer, run.steps)
+            make_schedule(variant.optimizer.schedule, run.steps)
             dataclasses.replace(run, model=variant.model)
         except ValueError as error:
             raise ValueError(f"Variant {variant.name!r}: {error}") from error

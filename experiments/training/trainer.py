@@ -38,8 +38,9 @@ from jaxformer.parallel.chips import chip_from_device_kind
 from jaxformer.training import loop, metrics, train_step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import AnyBatch
-from jaxformer.training.optimizers import learning_rate_schedule, make_optimizer
+from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.progress import Progress, format_count
+from jaxformer.training.schedules import make_schedule
 from jaxformer.training.signals import defer_signals, raise_on_signals
 
 WAIT_SECONDS = 0.1  # between looks for signals while a batch is not ready
@@ -528,8 +529,7 @@ class ThroughputMeter:
         if chip is not None and isinstance(run.model.topology, Decoder):
             flops_per_token = costs.training_flops_per_token(run.model, length)
             self.mfu_per_token = flops_per_token / (chip.peak_flops * mesh.size)  # per second
-        schedule = learning_rate_schedule(run.optimizer, run.planned_steps)
-        rates_from = jax.jit(jax.vmap(schedule))
+        rates_from = jax.jit(jax.vmap(make_schedule(run.optimizer.schedule, run.planned_steps)))
         in_block = np.arange(RATES_PER_BLOCK, dtype=np.int32)
         # In blocks: single calls would queue behind the train steps on the device.
         self._rates = functools.cache(

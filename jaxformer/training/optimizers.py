@@ -176,11 +176,6 @@ class OptimizerConfig:
             raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
 
 
-def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Learning-rate schedule of the run, a function of the step from 0."""
-    return make_schedule(config.schedule, total_steps)
-
-
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, metadata: Any
 ) -> optax.GradientTransformation:
@@ -208,7 +203,7 @@ def make_optimizer(
     if config.clip_norm is not None:
         stages["clip"] = clip_by_global_norm(config.clip_norm)
     stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, rest)
-    schedule = learning_rate_schedule(config, total_steps)
+    schedule = make_schedule(config.schedule, total_steps)
     stages["learning_rate"] = optax.scale_by_learning_rate(schedule)
     optimizer = run_in_float32(optax.named_chain(*stages.items()))
     if not any(jax.tree.leaves(is_bias)):

@@ -27,10 +27,9 @@ from jaxformer.training.optimizers import (
     Lion,
     Muon,
     OptimizerConfig,
-    learning_rate_schedule,
     make_optimizer,
 )
-from jaxformer.training.schedules import Constant, Cosine
+from jaxformer.training.schedules import Constant, Cosine, make_schedule
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 GOLDEN = json.loads((GOLDEN_FOLDER / "optimizers.json").read_text())
@@ -229,7 +228,7 @@ def test_updates_follow_the_schedule_that_is_logged():
         schedule=Cosine(peak=0.5, warmup_steps=3), optimizer=SGD(momentum=0.0), clip_norm=None
     )
     x = kernel(np.zeros((1, 1)))
-    transform, rate = make_optimizer(config, 9, declared(x)), learning_rate_schedule(config, 9)
+    transform, rate = make_optimizer(config, 9, declared(x)), make_schedule(config.schedule, 9)
     state, change = transform.init(x), jax.jit(transform.update)
     for step in range(9):
         update, state = change(kernel(np.ones((1, 1))), state, x)
