@@ -16,6 +16,7 @@ from jaxformer import config as c
 from jaxformer.interop import load_adapter, load_pretrained, save_adapter, save_pretrained
 from jaxformer.layers import merge_lora
 from jaxformer.layers.lora import is_adapter
+from tests.small_models import random_params
 
 LORA = c.LoRA(rank=2, alpha=3.0)
 # Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
@@ -127,7 +128,7 @@ def test_layers_without_an_adapter_and_other_ranks_are_filled_with_zeros(tmp_pat
 
 def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
     config = zoo.get("llama-2-7b").tiny()
-    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
+    params = random_params(config)
     with pytest.raises(ValueError, match="needs a model with an adapter"):
         save_adapter(tmp_path / "x", config, params)
     for other, message in (
@@ -137,7 +138,7 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
             "PEFT has no form of the adapters decoder/layers/layer_0/feed_forward/experts/down",
         ),
     ):
-        adapted = Transformer(other).init(jax.random.key(0), TOKENS)["params"]
+        adapted = random_params(other)
         with pytest.raises(ValueError, match=message):
             save_adapter(tmp_path / "x", other, adapted)
         with pytest.raises(ValueError, match="save_pretrained has no tensors for adapters"):
@@ -186,7 +187,7 @@ def test_adapters_of_another_base_are_refused(tmp_path):
         (narrow, r"adapter of model.layers.0.mlp.down_proj is .* Is it of another base model\?"),
         (zoo.get("gpt-2-xl").tiny(), r"is no adapter of this model; its modules are .*c_attn"),
     ):
-        params = Transformer(other).init(jax.random.key(0), TOKENS)["params"]
+        params = random_params(other)
         with pytest.raises(ValueError, match=message):
             load_adapter(tmp_path / "x", other, params)
 
