@@ -21,8 +21,16 @@ from jax.sharding import PartitionSpec as P
 from experiments import plan as command
 from jaxformer import functional as F
 from jaxformer import zoo
-from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_compiler_options
+from jaxformer.layers import Transformer
+from jaxformer.parallel import (
+    MeshConfig,
+    abstract_parameters,
+    make_mesh,
+    overlap,
+    overlap_compiler_options,
+)
 from jaxformer.parallel.plan import Workload
+from jaxformer.training import aot_compile
 from jaxformer.training.aot_compile import (
     H100_TARGET_CONFIG,
     HloModule,
@@ -30,6 +38,7 @@ from jaxformer.training.aot_compile import (
     patched_gpu_checks,
     topology_devices,
 )
+from jaxformer.training.gradient import make_value_and_grad
 from tests.compiled_decoding import compiled_decode, narrow_preset
 from tests.small_models import model
 
@@ -60,6 +69,29 @@ def test_attention_is_cudnns_once_each_way(name, remat):
     assert kernels.pop("cudnn$fmhaSoftmax") == 2 and kernels.pop("cudnn$fmhaScaleBiasSoftmax") == 1
     assert kernels.pop("cudnn$fmhaSoftmaxBackward") in (2, 4)
     assert kernels.pop("cudnn$fmhaScaleBiasSoftmaxBackward") in (1, 2) and not kernels
+
+
+def test_packed_rows_have_no_array_of_pairs_of_tokens():
+    """Offsets take their place if no row has more than 16 segments."""
+    mesh, length = make_mesh(MeshConfig(), topology_devices("h100:1")), 640
+    config = replace(model("llama-2-70b"), num_layers=2)
+
+    def text(max_segments):
+        bounded = Transformer(config, dtype=jnp.bfloat16, max_segments=max_segments)
+        update = jax.jit(make_value_and_grad(bounded, mesh))
+        batch = aot_compile.abstract_batch(config, mesh, 8, length, 0)
+        step = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
+        with patched_gpu_checks():
+            lowered = update.lower(abstract_parameters(config, mesh), step, batch)
+        return lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
+
+    pairs = re.compile(rf"\[[\d,]*\b{length},{length}[,\]]")
+    packed = text(16)
+    assert not pairs.search(packed) and pairs.search(text(None))
+    assert HloModule(packed).count_custom_kernels().keys() == {
+        "cudnn$fmhaSoftmax",
+        "cudnn$fmhaSoftmaxBackward",
+    }
 
 
 @pytest.mark.parametrize("remat, backwards", [("none", 6), ("full", 9)])

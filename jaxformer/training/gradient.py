@@ -234,13 +234,13 @@ def make_value_and_grad(
             def loss(trained, max_segments: int | None):
                 params = update_parameters(model.config.adapter, varying_params, trained)
                 options: Any = dict(key=jax.random.fold_in(key, index), axis_names=axis_names)
-                bounded_model = model.clone(max_segments=max_segments)
+                bounded_model = model.clone(max_segments=max_segments or model.max_segments)
                 local_sum = summed_loss(bounded_model, objective, params, rows, **options)
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
             loss_and_gradients = partial(jax.value_and_grad(loss), varying_trained)
 
-            segments = getattr(all_rows(rows), "segments", None)
+            segments = None if model.max_segments else getattr(all_rows(rows), "segments", None)
             causal = model.config.topology.has_decoder
             sums = switch_on_segments(loss_and_gradients, segments, axis_names, causal=causal)
             return jax.tree.map(jnp.add, carry, sums), None

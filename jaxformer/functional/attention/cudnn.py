@@ -62,6 +62,8 @@ def describe_segments(mask: Any) -> str:
     """Describe the form in which cuDNN gets the segments of a mask; empty if there are none."""
     if mask is None or mask.query_segments is None:
         return ""
+    if mask.rule.max_segments == 1:
+        return ", one segment a row"
     if not takes_offsets():
         return f", segments as a T x T mask, since an {target_device().kind} takes no offsets"
     return f", segments as offsets, or as a T x T mask if a row has more than {MAX_SEGMENTS}"
