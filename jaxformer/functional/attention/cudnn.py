@@ -74,9 +74,9 @@ def _starts(segments: Array) -> Array:
     return jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
 
 
-def _segment_bounds() -> tuple[int, ...]:
+def _segment_bounds(has_offsets: bool) -> tuple[int, ...]:
     """Up to how many segments per row each form but the mask takes: none and offsets."""
-    return (1, MAX_SEGMENTS) if takes_offsets() else (1,)
+    return (1, MAX_SEGMENTS) if has_offsets else (1,)
 
 
 def switch_on_segments(
@@ -106,7 +106,7 @@ def switch_on_segments(
         return function(None)
     if KERNEL_REMAT_NAME not in str(jax.make_jaxpr(function, static_argnums=0)(1)):
         return function(None)
-    bounds = _segment_bounds()
+    bounds = _segment_bounds(takes_offsets())
     counts = jnp.sum(_starts(segments), axis=1)
     documents = jnp.where(causal & (segments[:, -1] == 0), counts - 1, counts)
     maxima = jax.lax.pmax(jnp.stack([jnp.max(documents), jnp.max(counts)]), axis_names)
@@ -147,6 +147,7 @@ class SegmentedCudnnKernel(CudnnKernel):
     """The cheapest form of segments for a batch: none, offsets, or a mask where there are many."""
 
     max_segments: int | None = None
+    has_offsets: bool = True  # a field, since JAX reuses the trace of an equal kernel
 
     def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple[AttentionKernel, ...]]:
         """One segment a row, up to `MAX_SEGMENTS`, or more; one of them if the rule says which.
@@ -157,7 +158,8 @@ class SegmentedCudnnKernel(CudnnKernel):
         masked = CudnnKernel(*options)
         if segments is None:
             return 0, (masked,)
-        bounds, packed = _segment_bounds(), (PackedCudnnKernel(*options),) * takes_offsets()
+        bounds = _segment_bounds(self.has_offsets)
+        packed = (PackedCudnnKernel(*options),) * self.has_offsets
         kernels = replace(masked, reads_segments=False), *packed, masked
         if self.max_segments is not None:
             return 0, (kernels[bisect_left(bounds, self.max_segments)],)

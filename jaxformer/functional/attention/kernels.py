@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.attention.cudnn import SegmentedCudnnKernel
+from jaxformer.functional.attention.cudnn import SegmentedCudnnKernel, takes_offsets
 from jaxformer.functional.attention.lazy_masks import AttentionMask, MaskRule
 from jaxformer.functional.attention.online_softmax import finite_sinks
 from jaxformer.functional.attention.scores import resolve_scale
@@ -61,7 +61,8 @@ def cudnn_attention(
     # A window that ends with the query's own token is causal.
     causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
     query, scale = resolve_scale(query, scale)
-    kernel = SegmentedCudnnKernel(scale, causal, rule.window, max_segments=rule.max_segments)
+    options: Any = dict(max_segments=rule.max_segments, has_offsets=takes_offsets())
+    kernel = SegmentedCudnnKernel(scale, causal, rule.window, **options)
     return _attend_flat_batch(kernel, [query, key, value], mask, sinks)
 
 
