@@ -21,6 +21,7 @@ from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
 from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.json_files import read_json
+from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import abstract_parameters, broadcast_from_process_0, check_divisible
 from jaxformer.training.checkpoints import Checkpoints
 
@@ -266,7 +267,8 @@ def load_from_run(
         unroll, params = to_decode and decodes_faster_unrolled(config), dict[str, Any]()
         shapes = abstract_parameters(config, mesh)
         for path, array in checkpoints.restore_one_by_one(step, {"params": shapes}):
-            arrays = {path.removeprefix("params/"): array.astype(dtype)}
+            path = path.removeprefix("params/")
+            arrays = {path: array.astype(storage_dtype(path, dtype))}
             params |= unroll_arrays(config, arrays) if unroll else arrays
     local_folder = download(folder, READ_CACHE_ROOT)
     tokenizer = data.load_tokenizer(local_folder)

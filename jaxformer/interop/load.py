@@ -29,6 +29,7 @@ from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.tensor_checks import check_finite, check_size, check_tensors
 from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
+from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import abstract_parameters, check_divisible, put_sharded, shardings
 
 LOG = logging.getLogger("jaxformer")
@@ -72,7 +73,8 @@ def load_pretrained(
     Args:
         folder: Folder with ``config.json``, or a name of the Hugging Face hub, such as
             ``Qwen/Qwen3-0.6B``, which is downloaded (extra ``hub``).
-        dtype: Dtype of the parameters; None is float32.
+        dtype: Dtype of the parameters; None is float32. Those that rounding would harm, such as a
+            router's, stay float32: `layers.parameters.FLOAT32_PARAMETERS`.
         ignore: Attributes of config.json that you know not to change the model.
         mesh: Device mesh over which to shard the parameters; None puts them on the first device.
         unroll: Whether each layer gets parameters of its own, as from `generation.unroll`, which
@@ -301,12 +303,15 @@ def _load_params(
     param_shardings: Mapping[str, NamedSharding],
 ) -> dict[str, Any]:
     """Read all tensors into parameter arrays and place them on devices."""
-    arrays = {path: _empty_aligned(shape, dtype) for path, shape in shapes.items()}
+    arrays = {
+        path: _empty_aligned(shape, storage_dtype(path, dtype)) for path, shape in shapes.items()
+    }
 
     def read(link: TensorMapping) -> int:
         stored_tensor = stored[link.hf_name]
         tensor = files.read_tensor(stored_tensor)
-        check_finite(tensor, dtype, f"{link.hf_name} in {stored_tensor.path}")
+        kept = arrays[link.slices[0].path].dtype
+        check_finite(tensor, kept, f"{link.hf_name} in {stored_tensor.path}")
         parts = link.transform.from_hf(tensor, link.slice_shapes)
         for (path, index), part in zip(link.slices, parts, strict=True):
             slot: Any = (*index, ...)

@@ -1,6 +1,7 @@
 """Save a configuration and parameters as a Hugging Face folder."""
 
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.tensor_checks import check_finite
 from jaxformer.interop.transforms import ConstantTensor
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.parameters import storage_dtype
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 MAX_SHARD_BYTES = 5_000_000_000
@@ -56,7 +58,8 @@ def save_pretrained(
         folder: Output folder; it must be absent or empty, unless `overwrite` is True.
         config: The model.
         params: The parameters, in the structure of the model's ``init``.
-        dtype: Dtype of the saved tensors; None keeps that of each parameter.
+        dtype: Dtype of the saved tensors, but float32 for `layers.parameters.FLOAT32_PARAMETERS`;
+            None keeps that of each parameter.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
         extra: More attributes of config.json, which take precedence: token ids, or another
             ``max_position_embeddings``.
@@ -93,7 +96,7 @@ def save_pretrained(
         files.TensorSpec(link.hf_name, _output_dtype(arrays, link, dtype), link.hf_shape)
         for link in mapping
     ]
-    values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
+    values |= {"torch_dtype": max(entries, key=lambda e: math.prod(e.shape)).dtype.name}
     text = json.dumps(values, indent=2, sort_keys=True, default=_json_default) + "\n"
     with atomic_folder(folder) as partial:
         files.write_folder(
@@ -287,7 +290,9 @@ def _output_dtype(
     tensor_dtype = (
         np.dtype(jnp.result_type(*param_dtypes)) if param_dtypes else np.dtype(np.float32)
     )
-    tensor_dtype = tensor_dtype if dtype is None else np.dtype(dtype)
+    if dtype is not None:
+        dtypes = [storage_dtype(slot.path, dtype) for slot in link.slices]
+        tensor_dtype = max((np.dtype(dtype), *dtypes), key=lambda d: d.itemsize)
     if tensor_dtype not in files.FLOAT_DTYPES.values():
         known_names = ", ".join(kind.name for kind in files.FLOAT_DTYPES.values())
         raise ValueError(

@@ -1,7 +1,6 @@
 """Low-rank adapters: their parameters beside a kernel, their outputs, and merging them into it."""
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.parameter import parse_logical_axes
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import sharded_parameter, storage_dtype
 from jaxformer.layers.runtime import apply_dropout
 
 SHARDED_OVER_TENSOR = {"heads", "kv_heads", "hidden", "vocabulary"}
@@ -168,12 +167,15 @@ def cast_frozen(lora: c.LoRA | None, params: Any) -> Any:
     """Return parameters or shapes in the dtypes of training: frozen ones in `LoRA.base_dtype`."""
     if lora is None:
         return params
-    frozen = jax.tree.map(partial(_cast, dtype=lora.base_dtype), params)
-    trained = jax.tree.map(partial(_cast, dtype="float32"), trained_parameters(lora, params))
-    return update_parameters(lora, frozen, trained)
+    trained = flatten_dict(trained_parameters(lora, params), sep="/")
+    leaves = {}
+    for path, x in flatten_dict(params, sep="/").items():
+        dtype = jnp.float32 if path in trained else storage_dtype(path, lora.base_dtype)
+        leaves[path] = _cast(x, dtype)
+    return unflatten_dict(leaves, sep="/")
 
 
-def _cast(x: Array | jax.ShapeDtypeStruct, dtype: str) -> Array | jax.ShapeDtypeStruct:
+def _cast(x: Array | jax.ShapeDtypeStruct, dtype: DTypeLike) -> Array | jax.ShapeDtypeStruct:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding)
     return x.astype(dtype)

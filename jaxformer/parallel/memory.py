@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax.tree_util import DictKey, tree_leaves_with_path
 from jax.typing import DTypeLike
 
@@ -14,6 +14,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.layers.lora import trained_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
+from jaxformer.layers.parameters import storage_dtype
 from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel.mesh import MESH_AXES, check_divisible, num_batch_shards
 
@@ -127,13 +128,16 @@ def _parameter_bytes(
 ) -> tuple[int, int, int]:
     """Bytes on one device of trained and frozen parameters and of the optimizer's state."""
     metadata = parameter_metadata(config)
-    trained = trained_parameters(config.adapter, metadata)
-    local_sizes = [(x, _local_size(x, axis_sizes)) for x in jax.tree.leaves(trained)]
+    trained = flatten_dict(trained_parameters(config.adapter, metadata), sep="/")
+    local_sizes = [(x, _local_size(x, axis_sizes)) for x in trained.values()]
     parameters = sum(share for _, share in local_sizes)
-    frozen = sum(_local_size(x, axis_sizes) for x in jax.tree.leaves(metadata)) - parameters
-    frozen_dtype = jnp.float32 if config.adapter is None else config.adapter.base_dtype
+    frozen = 0
+    if config.adapter is not None:
+        for path, x in flatten_dict(metadata, sep="/").items():
+            width = storage_dtype(path, config.adapter.base_dtype).itemsize
+            frozen += 0 if path in trained else width * _local_size(x, axis_sizes)
     values = sum(_optimizer_values_per_element(x, optimizer) * n for x, n in local_sizes)
-    return PARAM_BYTES * parameters, jnp.dtype(frozen_dtype).itemsize * frozen, PARAM_BYTES * values
+    return PARAM_BYTES * parameters, frozen, PARAM_BYTES * values
 
 
 def expert_slots(devices: int, expert_capacity_factor: float | None) -> float:
