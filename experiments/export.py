@@ -120,6 +120,11 @@ def export_adapter(run: Export, model: LoadedModel, source: Path | None, output:
         write_adapter(folder, model.config, model.params, base=model.base, dtype=dtype)
         write_tokenizer(model, source, folder)
     print(f"Exported the adapters of {run.checkpoint} to {output}; --merge writes the whole model.")
+    if model.base is not None and (Path(model.base) / "checkpoints").is_dir():
+        print(
+            f"PEFT does not read their base, the run {model.base}: export it too, and name its "
+            "folder as base_model_name_or_path."
+        )
     return output
 
 
@@ -151,14 +156,16 @@ def write_tokenizer(model: LoadedModel, source: Path | None, folder: Path) -> No
     """Write tokenizer.json for transformers, or copy the files of the Hugging Face folder."""
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
-        templated = (model.folder / TEMPLATE).is_file()
+        template = model.tokenizer_folder / TEMPLATE
+        templated = template.is_file()
         data.export_tokenizer(
             model.tokenizer, folder, add_bos=begins, split_special_tokens=not templated
         )
         if templated:
-            shutil.copy(model.folder / TEMPLATE, folder)
+            shutil.copy(template, folder)
         return
-    copy_files(source, folder, *TOKENIZER_FILES, *[CARD_FILE] * (model.step is None))
+    copy_files(source, folder, *[CARD_FILE] * (model.step is None))
+    copy_files(model.adapter_folder or source, folder, *TOKENIZER_FILES)
 
 
 def unchanged_hf_config(

@@ -42,7 +42,8 @@ class LoadedModel(NamedTuple):
         row_length: Row length in training, if known; of other models only one below 1024.
         step: Step of a run's checkpoint.
         chat_template: Used instead of the folder's; see `data.load_chat_template`.
-        base: Folder or hub name that a run began with.
+        base: Folder or hub name of the model without adapters.
+        adapter_folder: Folder of adapters that has a tokenizer of its own.
     """
 
     config: TransformerConfig
@@ -56,6 +57,12 @@ class LoadedModel(NamedTuple):
     step: int | None = None
     chat_template: str | None = None
     base: str | None = None
+    adapter_folder: Path | None = None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Folder of the tokenizer and the chat template."""
+        return self.adapter_folder or self.folder
 
     def encode_prompt(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode the decoder's prompt, and the source of an encoder-decoder."""
@@ -80,8 +87,8 @@ class LoadedModel(NamedTuple):
             size = topology.source_vocab_size or size
         if (largest := max(ids, default=0)) >= size:
             raise ValueError(
-                f"The tokenizer in {self.folder} gives token {largest}, but the largest token of "
-                f"the model is {size - 1}: the tokenizer is not that of the model."
+                f"The tokenizer in {self.tokenizer_folder} gives token {largest}, but the largest "
+                f"token of the model is {size - 1}: the tokenizer is not that of the model."
             )
         return ids
 
@@ -91,11 +98,11 @@ class LoadedModel(NamedTuple):
         Raises:
             ValueError: The folder has none.
         """
-        chat_template = data.load_chat_template(self.folder, self.chat_template)
+        chat_template = data.load_chat_template(self.tokenizer_folder, self.chat_template)
         if chat_template is None:
             raise ValueError(
-                f"{self.folder} has no chat template: pass --chat-template chatml, or a file with "
-                "the template of its training; or use --prompt without --chat."
+                f"{self.tokenizer_folder} has no chat template: pass --chat-template chatml, or a "
+                "file with the template of its training; or use --prompt without --chat."
             )
         return chat_template
 
@@ -169,14 +176,22 @@ def load_model(
             raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
         return load_from_hugging_face(folder, ignore, mesh, dtype, to_decode)
     if (folder / ADAPTER_CONFIG).is_file():
-        base = fetch_folder(str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")))
-        model = load_model(base, step, ignore=ignore, mesh=mesh, dtype=dtype)
+        base = str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
+        model = load_model(fetch_folder(base), step, ignore=ignore, mesh=mesh, dtype=dtype)
         config, params = load_adapter(folder, model.config, model.params)
-        return model._replace(config=config, params=params)
+        model = model._replace(config=config, params=params, base=base)
+        return with_tokenizer(model, folder) if (folder / "tokenizer.json").is_file() else model
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; pass the output folder of a run, or a "
         "Hugging Face or PEFT folder."
     )
+
+
+def with_tokenizer(model: LoadedModel, folder: Path) -> LoadedModel:
+    """The model with the tokenizer, stop tokens and chat template of its adapters' training."""
+    tokenizer = data.load_tokenizer(folder)
+    stop = dict.fromkeys((*stop_tokens(folder, tokenizer), *model.stop_tokens))
+    return model._replace(tokenizer=tokenizer, stop_tokens=tuple(stop), adapter_folder=folder)
 
 
 def load_initial_params(
@@ -276,7 +291,6 @@ def load_from_run(
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
-    run_file = local_folder / RUN_FILE
     pairs = isinstance(config.topology, EncoderDecoder)
     start = (tokenizer.end_of_text if pairs else data.bos_token_id(tokenizer),)
     stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
@@ -289,8 +303,18 @@ def load_from_run(
         stop,
         row_length=length,
         step=step,
-        base=read_json(run_file).get("init") if run_file.is_file() else None,
+        base=base_of_run(local_folder),
     )
+
+
+def base_of_run(folder: Path) -> str | None:
+    """Folder or hub name that a run began with; of runs that trained adapters, the first's."""
+    run = read_json(folder / RUN_FILE) if (folder / RUN_FILE).is_file() else {}
+    name = run.get("init")
+    if name is None or not (Path(name) / RUN_FILE).is_file():
+        return name
+    before = read_json(Path(name) / RUN_FILE)
+    return base_of_run(Path(name)) if (before.get("model") or {}).get("adapter") else name
 
 
 def load_from_hugging_face(

@@ -132,7 +132,14 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
     with pytest.raises(ValueError, match="needs a model with an adapter"):
         save_adapter(tmp_path / "x", config, params)
     for other, message in (
-        (replace(config, adapter=replace(LORA, trained=("head",))), "no tensors for .* head"),
+        (
+            replace(config, adapter=replace(LORA, targets=("head",), trained=("head",))),
+            "PEFT either adapts a module or trains it; got both for lm_head",
+        ),
+        (
+            replace(zoo.get("gpt-oss-20b").tiny(), adapter=replace(LORA, trained=("sinks",))),
+            r"has no form of model\.layers\.0\.self_attn\.sinks, .* which LoRA.trained names",
+        ),
         (
             replace(zoo.get("mixtral-8x7b").tiny(), adapter=replace(LORA, targets=("experts",))),
             "PEFT has no form of the adapters decoder/layers/layer_0/feed_forward/experts/down",
@@ -151,7 +158,9 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
     [
         ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; it must be LORA"),
         ({"bias": "all"}, "bias = 'all': not supported by jaxformer; it must be 'none'"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]: not supported"),
+        ({"modules_to_save": ["lm_head"]}, "no tensor of lm_head, which modules_to_save names"),
+        ({"target_parameters": ["experts"]}, r"target_parameters = \['experts'\]: not supported"),
+        ({"use_bdlora": True}, "use_bdlora = True: not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': not supported"),
         ({"lora_alpha": "16"}, "lora_alpha = '16': expected a value of type float"),
         ({"alpha_pattern": {"q_proj": 0}}, r"alpha_pattern\.q_proj = 0: expected a number above 0"),
@@ -162,7 +171,7 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
         ({"use_rslora": "false"}, "use_rslora = 'false': expected a value of type bool"),
         ({"r": 64}, "r = 64: adapter_model.safetensors has adapters of rank 2"),
         ({"base_model_name_or_path": 5}, "base_model_name_or_path = 5: expected a value of type"),
-        ({"use_dora": True}, "lora_magnitude_vector in 0 of the 14 modules"),
+        ({"use_dora": True}, "magnitude_vector in 0 of the 14 adapted modules; by .* 14 need one"),
     ],
 )
 def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
@@ -238,6 +247,62 @@ def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
     assert load_adapter(tmp_path / "x", *split(config, params)).config.adapter.rank == LORA.rank
 
 
+def test_some_parts_of_a_fused_tensor_have_adapters(tmp_path):
+    """LoRA's paper adapts query and value, which GPT-2 keeps in one tensor with the key."""
+    for targets in (("query", "value"), ("value",)):
+        adapter = replace(LORA, targets=targets)
+        config = replace(zoo.get("gpt-2-xl").tiny(), adapter=adapter)
+        params, folder = draw(config), tmp_path / "-".join(targets)
+        save_adapter(folder, config, params)
+        tensors = load_file(folder / "adapter_model.safetensors")
+        b = tensors["base_model.model.transformer.h.0.attn.c_attn.lora_B.weight"]
+        parts = np.split(b, 3)  # rows of query, key and value
+        assert [x.any() for x in parts] == ["query" in targets, False, True]
+        read = load_adapter(folder, *split(config, params))
+        assert read.config.adapter == adapter
+        expected = flatten_dict(params, sep="/")
+        for path, x in flatten_dict(read.params, sep="/").items():
+            np.testing.assert_allclose(x, expected[path], atol=1e-6)
+
+
+def test_layers_without_dora_stay_as_they_are(tmp_path):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=replace(LORA, dora=True))
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = {name: x for name, x in load_file(path).items() if ".layers.1." not in name}
+    save_file(tensors, path)
+    read = load_adapter(tmp_path / "x", *split(config, params))
+    merged = [flatten_dict(merge_lora(*x)[1], sep="/") for x in ((config, params), read)]
+    base = flatten_dict(params, sep="/")
+    for name in (x for x in base if "layer_0" in x and x.endswith("kernel")):
+        np.testing.assert_allclose(merged[1][name][0], merged[0][name][0], atol=1e-6)
+        np.testing.assert_allclose(merged[1][name][1], base[name][1], atol=1e-6)
+
+
+def test_trained_modules_are_saved_whole(tmp_path):
+    """For a head that is tied to the table PEFT has a copy, as of the table."""
+    for name, trained, modules in (
+        ("llama-2-7b", ("head", "final_norm"), ["lm_head", "model.norm"]),
+        ("gemma-2-2b", ("embedding",), ["lm_head", "model.embed_tokens"]),
+    ):
+        config = replace(zoo.get(name).tiny(), adapter=replace(LORA, trained=trained))
+        params = draw(config)
+        save_adapter(tmp_path / name, config, params)
+        settings = json.loads((tmp_path / name / "adapter_config.json").read_text())
+        assert settings["modules_to_save"] == modules
+        assert settings["task_type"] == "CAUSAL_LM"
+        stored = load_file(tmp_path / name / "adapter_model.safetensors")
+        table = np.asarray(params["embedding"]["tokens"]["embedding"])
+        head = table if config.head.tied else np.asarray(params["head"]["kernel"]).T
+        np.testing.assert_array_equal(stored["base_model.model.lm_head.weight"], head)
+        base, base_params = split(config, jax.tree.map(jnp.zeros_like, params))
+        read = load_adapter(tmp_path / name, base, base_params)
+        if not config.head.tied:
+            assert read.config.adapter.trained == ("decoder/final_norm", "head")
+        np.testing.assert_array_equal(read.params["head"]["kernel"], head.T)
+
+
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("fields", [{}, {"use_dora": True}, {"use_rslora": True}])
@@ -281,6 +346,58 @@ def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
     save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    with torch.no_grad():
+        back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+    np.testing.assert_allclose(back, expected, atol=1e-5 * largest)
+
+
+TIED = {"tie_word_embeddings": True}
+ROWS = {"layers_to_transform": [1]}
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "base_fields, fields",
+    [
+        ({}, {"target_modules": ["q_proj", "lm_head"]}),
+        ({}, {"target_modules": ["q_proj", "embed_tokens"]}),
+        (TIED, {"target_modules": ["q_proj", "embed_tokens"]}),
+        (TIED, {"target_modules": ["q_proj", "lm_head"]}),
+        (TIED, {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}),
+        ({}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]}),
+        (TIED, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
+        (TIED, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+        ({}, {"target_modules": ["q_proj", "down_proj"], "use_dora": True, **ROWS}),
+        ({}, {"target_modules": "all-linear", "exclude_modules": ["k_proj"]}),
+        ({"attention_bias": True}, {"target_modules": ["v_proj"], "modules_to_save": ["q_proj"]}),
+    ],
+)
+def test_every_folder_of_peft_has_its_logits_both_ways(base_fields, fields, tmp_path):
+    reason = "compares with PEFT: pip install 'jaxformer[parity]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    peft = pytest.importorskip("peft", reason=reason)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 53, "hidden_size": 48, "intermediate_size": 29, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 6, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    base_config = transformers.LlamaConfig(**sizes, initializer_range=0.2, **base_fields)
+    model = transformers.LlamaForCausalLM(base_config)
+    model.save_pretrained(tmp_path / "base")
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=3, lora_alpha=5, **fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        expected = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
+    logits = np.asarray(Transformer(config).apply({"params": params}, TOKENS))
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
+    save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
         back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
     np.testing.assert_allclose(back, expected, atol=1e-5 * largest)

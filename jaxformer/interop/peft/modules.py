@@ -1,0 +1,118 @@
+"""Modules of a Hugging Face model that hold our kernels: names, tensors and shapes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxformer import config as c
+from jaxformer.interop import transforms as t
+from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping, expand_mapping
+from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.interop.save import choose_family
+from jaxformer.layers.parameter_metadata import parameter_metadata
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+
+class ModuleAdapter(NamedTuple):
+    """A module of the Hugging Face model, and our kernels that it holds."""
+
+    name: str
+    mapping: TensorMapping
+    num_input_axes: tuple[int, ...]
+    to_hf: t.Transform
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the module is a table of rows."""
+        return self.mapping.slices[0].path.endswith("/embedding")
+
+    def paths(self, name: str) -> list[tuple[str, tuple[int, ...]]]:
+        """Path and index of one adapter parameter of each kernel."""
+        return [(f"{p.rpartition('/')[0]}/{name}", at) for p, at in self.mapping.slices]
+
+    def b_shapes(self, rank: int) -> list[tuple[int, ...]]:
+        """Shape of the B of each kernel."""
+        return [
+            (rank, *shape[n:])
+            for shape, n in zip(self.mapping.slice_shapes, self.num_input_axes, strict=True)
+        ]
+
+    def lengths(self, arrays: Mapping[str, Any]) -> list[np.ndarray]:
+        """Length of each column of each kernel: the magnitudes of DoRA before its training."""
+        kernels = [np.asarray(arrays[path][at], np.float32) for path, at in self.mapping.slices]
+        return [
+            np.sqrt(np.square(kernel).sum(axis=tuple(range(n))))
+            for kernel, n in zip(kernels, self.num_input_axes, strict=True)
+        ]
+
+
+def tensor_mappings(config: c.TransformerConfig) -> list[TensorMapping]:
+    """Mapping of every tensor of the Hugging Face model; of a head also where it is tied."""
+    base = replace(config, adapter=None)
+    family, values = choose_family(base, {})
+    rules, untied = family.mapping_for(values), with_own_head(base)
+    return expand_mapping(rules, untied, parameter_shapes(untied))
+
+
+def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:
+    """Return the model whose head is not the table of tokens."""
+    return replace(config, head=replace(config.head, tied=False))
+
+
+def adaptable_modules(
+    config: c.TransformerConfig, mappings: list[TensorMapping]
+) -> list[ModuleAdapter]:
+    """Modules of the Hugging Face model whose weights are kernels of ours.
+
+    PEFT adapts the table of tokens and a head that is tied to it one by one: a model with a tied
+    head has neither.
+    """
+    metadata = flatten_dict(parameter_metadata(with_own_head(replace(config, adapter=None))))
+    metadata = {"/".join(path): x for path, x in metadata.items()}
+    modules = []
+    for mapping in mappings:
+        paths = [slot.path for slot in mapping.slices]
+        is_weight = mapping.hf_name.endswith(".weight")
+        if not is_weight or not all(p.endswith(("/kernel", "/embedding")) for p in paths):
+            continue
+        counts = tuple(len(metadata[path].input_and_output_axes[0]) for path in paths)
+        transform = _output_transform(mapping.transform)
+        if transform is None or any("experts" in metadata[p].logical_axes for p in paths):
+            continue
+        if config.head.tied and {EMBEDDING_PATH, HEAD_PATH} & set(paths):
+            continue
+        modules.append(
+            ModuleAdapter(mapping.hf_name.removesuffix(".weight"), mapping, counts, transform)
+        )
+    return modules
+
+
+def _output_transform(transform: t.Transform) -> t.Transform | None:
+    """Transform of B, whose input is the rank; None if the inputs would change as well."""
+    match transform:
+        case t.LinearKernel() | t.Identity():
+            return t.LinearKernel()
+        case t.Fused(part=t.LinearKernel()):
+            return t.Fused()
+        case t.Interleaved(part=t.LinearKernel()):
+            return t.Interleaved()
+        case t.SwapHeadHalves(part=t.LinearKernel(input_axes=1)):
+            return t.SwapHeadHalves(part=t.LinearKernel())
+        case t.FusedQKVPerGroup() | t.FusedPerGroup():
+            return transform
+        case t.Scaled(part=part, factors=factors):
+            inner = _output_transform(part)
+            return None if inner is None else t.Scaled(part=inner, factors=factors)
+    return None
+
+
+def is_conv1d(module: ModuleAdapter) -> bool:
+    """Whether the module is GPT-2's Conv1D, whose weight has its inputs first."""
+    transform: Any = module.mapping.transform
+    part = getattr(transform, "part", transform)
+    return isinstance(part, t.LinearKernel) and not part.outputs_first

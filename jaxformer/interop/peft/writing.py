@@ -1,0 +1,200 @@
+"""Write a folder of adapters that PEFT loads onto the base model."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
+from jaxformer import config as c
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping
+from jaxformer.interop.peft.modules import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PREFIX,
+    ModuleAdapter,
+    adaptable_modules,
+    is_conv1d,
+    tensor_mappings,
+)
+from jaxformer.interop.save import atomic_folder, check_output_folder
+from jaxformer.interop.tensor_checks import check_finite
+from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter, trained_parameters
+from jaxformer.layers.parameter_metadata import check_parameters
+
+MERGE = "merge the adapter and save the whole model."
+
+
+def save_adapter(
+    folder: str | Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    base: str | None = None,
+    dtype: DTypeLike | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Save the adapters of a model as a folder that PEFT loads onto the base model.
+
+        model = AutoPeftModelForCausalLM.from_pretrained(folder)
+
+    A tensor that holds several of our kernels (a fused query, key and value) gets the adapters of
+    all as one of the sum of their ranks. Parameters that `LoRA.trained` names are saved whole, as
+    PEFT's modules_to_save.
+
+    Args:
+        folder: Output folder; it must be absent or empty, unless `overwrite` is True.
+        config: A model with `TransformerConfig.adapter`.
+        params: Its parameters.
+        base: Name or folder of the base model, which PEFT looks up.
+        dtype: Dtype of the saved tensors; None keeps that of each parameter.
+        overwrite: Whether to replace a folder.
+
+    Raises:
+        ValueError: The model has no adapter, PEFT has no form of it, or parameters do not fit.
+    """
+    with atomic_folder(check_output_folder(folder, overwrite=overwrite)) as partial:
+        write_adapter(partial, config, params, base=base, dtype=dtype)
+
+
+def write_adapter(
+    folder: Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    base: str | None,
+    dtype: DTypeLike | None,
+) -> None:
+    """Write the two files of `save_adapter` into a folder."""
+    if (lora := config.adapter) is None:
+        raise ValueError(
+            "save_adapter needs a model with an adapter; got TransformerConfig.adapter=None."
+        )
+    check_parameters(config, params)
+    arrays, mappings = flatten_dict(params, sep="/"), tensor_mappings(config)
+    adaptable = adaptable_modules(config, mappings)
+    modules = [m for m in adaptable if any(path in arrays for path, _ in m.paths(LORA_A))]
+    written = {path for m in modules for path, _ in m.paths(LORA_A)}
+    if missing := sorted(x for x in arrays if x.endswith(LORA_A) and x not in written):
+        raise ValueError(f"PEFT has no form of the adapters {', '.join(missing)}; {MERGE}")
+    tensors = _whole_tensors(config, mappings, arrays, {m.name for m in modules})
+    whole_modules = sorted({name.rpartition(".")[0] for name in tensors})
+    for module in modules:
+        tensors |= _module_tensors(module, arrays)
+    entries = [
+        files.TensorSpec(PREFIX + name, x.dtype if dtype is None else np.dtype(dtype), x.shape)
+        for name, x in sorted(tensors.items())
+    ]
+    for entry, (_, x) in zip(entries, sorted(tensors.items()), strict=True):
+        check_finite(x, entry.dtype, entry.name)
+    files.write_file(folder / ADAPTER_WEIGHTS, entries, (x for _, x in sorted(tensors.items())))
+    settings = {
+        **_settings(lora, modules, arrays),
+        "task_type": "SEQ_2_SEQ_LM" if config.topology.is_encoder_decoder else "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "target_modules": _short_names(modules, adaptable),
+        "modules_to_save": whole_modules or None,
+    }
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+
+
+def _settings(
+    lora: c.LoRA, modules: list[ModuleAdapter], arrays: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of adapter_config.json, with the ranks of the modules that hold several kernels."""
+    counts = {m.name: sum(path in arrays for path, _ in m.paths(LORA_A)) for m in modules}
+    ranks = {name: lora.rank * count for name, count in counts.items() if count > 1}
+    return {
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+        "rank_pattern": ranks,
+        "alpha_pattern": {
+            name: lora.scale * (math.sqrt(rank) if lora.rslora else rank)
+            for name, rank in ranks.items()
+        },
+        "bias": "none",
+        "fan_in_fan_out": any(is_conv1d(module) for module in modules),
+        "inference_mode": True,
+    }
+
+
+def _whole_tensors(
+    config: c.TransformerConfig,
+    mappings: list[TensorMapping],
+    arrays: Mapping[str, Any],
+    adapted: set[str],
+) -> dict[str, np.ndarray]:
+    """Tensors of the modules with parameters that `LoRA.trained` names, which PEFT saves whole."""
+    trained = flatten_dict(trained_parameters(config.adapter, arrays), sep="/").keys()
+    trained = {path for path in trained if not is_adapter(path)}
+    arrays = dict(arrays)
+    if config.head.tied:  # PEFT trains a copy of the table, which the head does not read
+        arrays[HEAD_PATH] = np.asarray(arrays[EMBEDDING_PATH]).T
+        trained |= {HEAD_PATH} if EMBEDDING_PATH in trained else set()
+    chosen = [x for x in mappings if trained.intersection(slot.path for slot in x.slices)]
+    names = {mapping.hf_name.rpartition(".")[0] for mapping in chosen}
+    left = trained - {slot.path for mapping in chosen for slot in mapping.slices}
+    parts = [x.hf_name for x in chosen if not x.hf_name.endswith((".weight", ".bias"))]
+    if problems := sorted(left) + parts:
+        raise ValueError(
+            f"PEFT saves whole modules only, so it has no form of {', '.join(problems)}, which "
+            f"LoRA.trained names; {MERGE}"
+        )
+    if both := sorted(names & adapted):
+        raise ValueError(
+            f"PEFT either adapts a module or trains it; got both for {', '.join(both)}. {MERGE}"
+        )
+    return {
+        mapping.hf_name: mapping.transform.to_hf(
+            [np.asarray(arrays[path][at]) for path, at in mapping.slices]
+        )
+        for mapping in mappings
+        if mapping.hf_name.rpartition(".")[0] in names
+    }
+
+
+def _module_tensors(module: ModuleAdapter, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """PEFT's tensors of one module; several kernels make a block-diagonal B."""
+    a_parts, b_parts, magnitudes = (
+        [np.asarray(arrays[path][at]) if path in arrays else None for path, at in module.paths(x)]
+        for x in (LORA_A, LORA_B, MAGNITUDE)
+    )
+    present = [a for a in a_parts if a is not None]
+    rank = present[0].shape[-1]
+    a = np.concatenate([x.reshape(-1, rank).T for x in present])
+    zeros = [np.zeros(shape, present[0].dtype) for shape in module.b_shapes(rank)]
+    blocks = [
+        module.to_hf.to_hf([*zeros[:i], x, *zeros[i + 1 :]])
+        for i, x in enumerate(b_parts)
+        if x is not None
+    ]
+    b = np.concatenate(blocks, axis=1)
+    if module.is_embedding:
+        return {f"{module.name}.lora_embedding_A": a, f"{module.name}.lora_embedding_B": b}
+    tensors = {f"{module.name}.lora_A.weight": a, f"{module.name}.lora_B.weight": b}
+    if any(x is not None for x in magnitudes):
+        lengths = module.lengths(arrays)
+        rows = [y if x is None else x for x, y in zip(magnitudes, lengths, strict=True)]
+        magnitude = module.to_hf.to_hf([x[None] for x in rows])
+        tensors[f"{module.name}.lora_magnitude_vector"] = magnitude.reshape(-1)
+    return tensors
+
+
+def _short_names(chosen: list[ModuleAdapter], modules: list[ModuleAdapter]) -> list[str]:
+    """target_modules: last parts of the names where all modules of these are adapted."""
+    names = {m.name for m in chosen}
+    by_end: dict[str, set[str]] = {}
+    for m in modules:
+        by_end.setdefault(m.name.rpartition(".")[2], set()).add(m.name)
+    ends = {end for end, every in by_end.items() if every <= names}
+    return sorted(ends | {name for name in names if name.rpartition(".")[2] not in ends})
