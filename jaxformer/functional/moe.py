@@ -97,8 +97,15 @@ def route(
     is_chosen = jax.nn.one_hot(experts, num_experts, dtype=bool)
     weights = jnp.sum(jnp.where(is_chosen, scores[..., None, :], 0), axis=-1)
     if renormalise:
-        weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-20)
+        weights = _shares(weights, 1e-20)
     return Routing(experts, weights * scale)
+
+
+def _shares(x: Float[Array, "*batch n"], floor: float) -> Float[Array, "*batch n"]:
+    """x / max(sum of x, floor), with a gradient that does not square the sum: it would be 0."""
+    total = jnp.sum(x, axis=-1, keepdims=True)
+    size = jax.lax.stop_gradient(jnp.maximum(total, floor))
+    return x / size / jnp.maximum(total / size, floor / size)
 
 
 @typechecked
@@ -442,8 +449,7 @@ def router_totals(
     if score == "softmax":
         probabilities = jax.nn.softmax(wide, axis=-1)
     else:
-        probabilities = jax.nn.sigmoid(wide)
-        probabilities /= jnp.sum(probabilities, axis=-1, keepdims=True)
+        probabilities = _shares(jax.nn.sigmoid(wide), 1e-37)
     return RouterTotals(
         jnp.sum(choices * weights[..., None], axis=token_axes),
         jnp.sum(probabilities * weights[..., None], axis=token_axes),

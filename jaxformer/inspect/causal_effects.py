@@ -163,7 +163,7 @@ def path_patching(
     def freeze_branches(layer: int) -> dict[At | str, Change]:
         patches: dict[At | str, Change] = {}
         for branch in branches:
-            own = layer if branch.startswith("attention") else None
+            own = layer if branch in ("attention", "parallel_branches") else None
             numbers = (i for i in shapes_of(config, branch) if i is not None and i != own)
             if layers := tuple(numbers):
                 patches[At(branch, layer=layers)] = Replace(corrupted_run)

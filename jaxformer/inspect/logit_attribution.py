@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int, Integer
 
@@ -27,12 +28,16 @@ from jaxformer.layers.embedding import LMHead
 from jaxformer.layers.stack import unstack_layers
 
 
+TINY = 1e-15
+
+
 class LogitAttribution(NamedTuple):
     """Parts of the logit of each token; their sum is the logit.
 
     Attributes:
         embeddings: Part of the token embedding.
-        heads: Part of each head; 0 in layers without `heads` and beyond a layer's heads.
+        heads: Part of each head; 0 in layers without `heads`, in layers with a norm after the sum
+            of parallel branches, and beyond a layer's heads.
         branches: Parts of the branches by name; of `attention`, what its heads do not account for,
             such as the bias of the output projection.
         bias: Part of the biases of the final norm and the LM head.
@@ -141,7 +146,7 @@ def _attribute(
             ]
             branches[name] = jnp.stack(parts)
     heads = [jnp.zeros((*shape, 0))] * len(layers)
-    for i in values.get("heads", {}) if "attention" in values else ():
+    for i in values.get("heads", {}).keys() & values.get("attention", {}).keys():
         placement = config.layer(i).norm_placement
         onward = factors[i] * direction
         heads[i] = _head_parts(config, placement, layers[i], values["heads"][i], onward)
@@ -176,6 +181,10 @@ def _before_norm(
     def centre(x: Array) -> Array:
         return x - jnp.mean(x, axis=-1, keepdims=True) if norm.subtracts_mean else x
 
+    # The factor of vectors of zeros is that of tiny ones, whose squares are still numbers.
+    is_tiny = jnp.max(jnp.abs(centre(x)), axis=-1, keepdims=True) < TINY
+    tiny = jnp.asarray(np.resize([TINY, -TINY], x.shape[-1]), x.dtype)
+    x = jnp.where(is_tiny, jnp.broadcast_to(tiny, x.shape), x)
     squares = jnp.sum(centre(x) ** 2, axis=-1, keepdims=True)
     factor = jnp.sum(norm(x, None, None) * centre(x), axis=-1, keepdims=True) / squares
     if "scale" in params:

@@ -27,8 +27,8 @@ class ResidualTrace(NamedTuple):
         embeddings: Input of the first layer.
         stream: The stream after each layer.
         branches: Output of each branch, which is added to the stream, by name: "attention",
-            "cross_attention", "feed_forward", or "attention_and_feed_forward" for parallel branches
-            with one norm after their sum; "layer_embedding" if there are embeddings of each layer.
+            "cross_attention", "feed_forward", or "parallel_branches" for the sum of parallel
+            branches with one norm after it; "layer_embedding" if each layer has embeddings.
             With `norm_placement` "post" a norm follows each sum.
         final_normed: The stream after the final norm, the input of the head; None without it.
     """

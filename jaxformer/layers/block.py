@@ -216,7 +216,7 @@ class Block(nn.Module):
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
         if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             y = self.post_norm(self.reduce_branches(outputs), "norm")
-            y = self.scale_branch("_and_".join(outputs), y)
+            y = self.scale_branch("parallel_branches", y)
         else:
             outputs = {n: self.scale_branch(n, y) for n, y in outputs.items()}
             y = self.post_norm(self.reduce_branches(outputs), "norm")

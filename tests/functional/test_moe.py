@@ -364,3 +364,30 @@ def test_sigmoids_are_divided_by_their_sum():
     sigmoid_totals = F.router_totals(np.float32(logits), expert_ids, score="sigmoid")
     expected = (p / p.sum(-1, keepdims=True)).sum((0, 1))
     np.testing.assert_allclose(sigmoid_totals.probability_sums, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("logit", [-20.0, -50.0, -85.0])
+def test_gradients_of_small_scores_are_those_of_float64(logit):
+    """Scores far below 1 were divided by the square of their sum, which is 0 in float32."""
+    logits = np.array([[logit, logit + 1, logit - 2, logit]], np.float32)
+    slope = np.array([1.0, 2.0])
+
+    def loss(x):
+        return jnp.sum(F.route(x, top_k=2, score="sigmoid").weights[0] * slope.astype(np.float32))
+
+    gradient = jax.grad(loss)(jnp.asarray(logits))
+    scores = 1 / (1 + np.exp(-np.float64(logits[0])))
+    chosen = [1, 0]
+    s, total = scores[chosen], scores[chosen].sum()
+    expected = np.zeros(4)
+    for i, expert in enumerate(chosen):  # d(s_j / max(total, 1e-20)) / dl_i
+        by_weight = (np.arange(2) == i) / max(total, 1e-20)
+        by_weight = by_weight - (s / total**2 if total > 1e-20 else 0)
+        expected[expert] = np.sum(slope * by_weight) * s[i] * (1 - s[i])
+    np.testing.assert_allclose(gradient[0], expected, rtol=1e-5, atol=1e-30)
+    totals = jax.grad(
+        lambda x: F.router_totals(x, jnp.array([[0, 1]]), score="sigmoid").probability_sums[0]
+    )(jnp.asarray(logits))
+    probabilities = scores / scores.sum()
+    expected = probabilities[0] * (1 - scores) * ((np.arange(4) == 0) - probabilities)
+    np.testing.assert_allclose(totals[0], expected, rtol=1e-5)

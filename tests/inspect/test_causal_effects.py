@@ -276,6 +276,72 @@ def test_attributions_add_up_to_the_logit(name, build):
     assert float(jnp.abs(parts.heads).max(initial=0.0)) > 0.01 or name == "joined"
 
 
+NORMS = "pre", "sandwich", "res_post", ("pre", "sandwich"), ("res_post", "pre", "sandwich")
+BLOCKS = "serial", "parallel", "parallel_shared_norm"
+TOPOLOGIES = {"decoder": None, "pair": EncoderDecoder(num_encoder_layers=1)}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("norms", NORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.slow(
+    but=["parallel_shared_norm-pre-sandwich-decoder", "parallel_shared_norm-sandwich-pair"]
+)
+def test_every_block_is_the_sum_of_its_parts_and_is_patched_whole(block, norms, topology, build):
+    """With all branches of another run the run is the other one; a layer's parts are its own."""
+    fields = {} if TOPOLOGIES[topology] is None else {"topology": TOPOLOGIES[topology]}
+    norms = norms if isinstance(norms, str) else tuple(norms[i % len(norms)] for i in range(3))
+    config, params, tokens, inputs = build(
+        block=block,
+        norm_placement=norms,
+        norm=LayerNorm(parameters="scale"),
+        residual_multiplier=0.6,
+        **fields,
+    )
+    parts = inspect.logit_attribution(config, params, tokens, 3, **inputs)
+    values = inspect.run(config, params, tokens, **inputs).values
+    branches = sum(x.sum(0) for x in parts.branches.values())
+    total = parts.embeddings + parts.heads.sum((0, -1)) + branches + parts.bias
+    np.testing.assert_allclose(total, parts.logit, atol=1e-4)
+    for name, by_layer in parts.branches.items():
+        without = [i for i in range(config.num_layers) if i not in values[name]]
+        assert not by_layer[np.array(without, int)].any()
+        if name == "attention":
+            assert not parts.heads[np.array(without, int)].any()
+    if "attention" in parts.branches:  # without biases its heads are all of it
+        np.testing.assert_allclose(parts.branches["attention"], 0, atol=1e-4)
+    changed = tokens.at[:, 2].set((tokens[:, 2] + 9) % 31)
+    other = inspect.run(config, params, changed, **inputs)
+    every = {name: Replace(other) for name in ("embeddings", *parts.branches)}
+    patched = inspect.run(config, params, tokens, patches=every, record=(), **inputs)
+    np.testing.assert_allclose(patched.logits, other.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sandwich", "outside"])
+def test_branches_of_zeros_have_parts_of_zero(name, build):
+    config, params, tokens, _ = build(**SUMS[name] | {"norm_placement": "sandwich"})
+    silent = without_rows(config, params, 2, head=None)
+    parts = inspect.logit_attribution(config, silent, tokens, 3)
+    assert not parts.heads[2].any()
+    total = parts.embeddings + parts.heads.sum((0, -1)) + parts.bias
+    total += sum(x.sum(0) for x in parts.branches.values())
+    np.testing.assert_allclose(total, parts.logit, atol=1e-4)
+
+
+def test_the_direct_path_in_parallel_layers_of_a_pair_ends_in_the_last_stream(build):
+    config, params, tokens, inputs = build(
+        block="parallel_shared_norm",
+        norm_placement="sandwich",
+        topology=EncoderDecoder(num_encoder_layers=1),
+    )
+    changed = tokens.at[:, 2].set((tokens[:, 2] + 9) % 31)
+    texts = config, params, tokens, changed, METRIC
+    direct = inspect.path_patching(*texts, **inputs)
+    whole = inspect.activation_patching(*texts, name="heads", by="head", **inputs)
+    np.testing.assert_allclose(direct[-1], whole[-1], atol=1e-5)
+    assert np.abs(direct[0] - whole[0]).max() > 1e-3
+
+
 def test_the_part_of_a_last_head_is_what_the_logit_loses_without_it(build):
     config, params, tokens, _ = build(final_norm=False, feed_forward=(NoFeedForward(),))
     parts = inspect.logit_attribution(config, params, tokens, tokens)

@@ -44,7 +44,7 @@ def test_the_stream_is_the_sum_of_what_branches_add(placement, block, build):
     )
     stack = inspect.trace(config, params, tokens).decoder
     joined = block == "parallel_shared_norm" and placement != "pre"
-    names = {"attention_and_feed_forward"} if joined else {"attention", "feed_forward"}
+    names = {"parallel_branches"} if joined else {"attention", "feed_forward"}
     assert set(stack.branches) == names
     before = jnp.concatenate([stack.embeddings[None], stack.stream[:-1]])
     np.testing.assert_allclose(before + sum(stack.branches.values()), stack.stream, atol=1e-5)
