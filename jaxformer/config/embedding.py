@@ -42,6 +42,7 @@ class LMHead:
         multiplier: Multiplies the logits.
         softcap: Cap c of the logits: y becomes c * tanh(y / c).
         masked_ids: Token ids with probability 0.
+        unit_rows: Whether the kernel's vector of each token is divided by its length (Baichuan 2).
     """
 
     tied: bool = False
@@ -49,6 +50,7 @@ class LMHead:
     multiplier: float = 1.0
     softcap: float | None = None
     masked_ids: tuple[int, ...] = ()
+    unit_rows: bool = False
 
     def __post_init__(self):
         check_fields(self)

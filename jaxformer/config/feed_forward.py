@@ -155,11 +155,13 @@ class ClampedGEGLU(DenseFeedForward):
     Attributes:
         hidden_dim: Number of hidden features.
         limit: Upper limit of the gate, and of the value's magnitude.
+        alpha: Slope of the argument of the gate's sigmoid.
         bias: Whether the linear layers have biases.
     """
 
     hidden_dim: int
     limit: float = 20.0
+    alpha: float = 1.702
     bias: bool = True
 
     def __post_init__(self):
@@ -168,7 +170,8 @@ class ClampedGEGLU(DenseFeedForward):
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """`F.clamped_geglu` of gate and up."""
-        return F.clamped_geglu(projections["gate"], projections["up"], limit=self.limit)
+        gate, up = projections["gate"], projections["up"]
+        return F.clamped_geglu(gate, up, limit=self.limit, alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)

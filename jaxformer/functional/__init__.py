@@ -93,6 +93,7 @@ from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed
 from jaxformer.functional.embeddings import learned_positions as learned_positions
 from jaxformer.functional.embeddings import shift_right as shift_right
+from jaxformer.functional.embeddings import unit_vectors as unit_vectors
 from jaxformer.functional.external_kernels import KERNEL_REMAT_NAME as KERNEL_REMAT_NAME
 from jaxformer.functional.grouped_gemm import grouped_matmul as grouped_matmul
 from jaxformer.functional.linear import dropout as dropout

@@ -268,16 +268,22 @@ def swiglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float
 
 @typechecked
 def clamped_geglu(
-    gate: Float[Array, "*batch"], value: Float[Array, "*batch"], *, limit: float
+    gate: Float[Array, "*batch"],
+    value: Float[Array, "*batch"],
+    *,
+    limit: float,
+    alpha: float = 1.702,
 ) -> Float[Array, "*batch"]:
     """Gated unit of Phi-3-small: `quick_gelu` with both paths bounded and the value shifted by one.
 
-        y = quick_gelu(min(gate, limit)) * (clip(value, -limit, limit) + 1)
+        g = min(gate, limit)
+        y = g * sigmoid(alpha * g) * (clip(value, -limit, limit) + 1)
 
     Args:
         gate: Even columns of the released up projection.
         value: Odd columns of the released up projection.
         limit: Upper limit of the gate, and of the value's magnitude; 20 in the released model.
+        alpha: Slope of the sigmoid's argument; that of `quick_gelu` in the released models.
 
     Returns:
         The activations, in the dtype of `gate`.
@@ -289,7 +295,8 @@ def clamped_geglu(
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219; the released model's code
     """
     require(limit > 0, f"limit must be positive; got {limit}.")
-    return quick_gelu(jnp.minimum(gate, limit)) * (jnp.clip(value, -limit, limit) + 1)
+    gate = jnp.minimum(gate, limit)
+    return gate * sigmoid(alpha * gate) * (jnp.clip(value, -limit, limit) + 1)
 
 
 @typechecked

@@ -150,3 +150,23 @@ def check_positions(
         raise ValueError(
             f"Position {invalid[0]} is out of range: positions must be from 0 to {max_length - 1}."
         )
+
+
+@typechecked
+def unit_vectors(x: Float[Array, "*batch"], *, axis: int = -1) -> Float[Array, "*batch"]:
+    """Divide vectors by their length, x / max(sqrt(sum(x ** 2)), 1e-12).
+
+    Args:
+        x: Vectors in any float dtype.
+        axis: Axis of the features.
+
+    Returns:
+        Vectors of length 1, in the dtype of `x`; vectors of zeros stay as they are.
+
+    References:
+        Yang et al., Baichuan 2: Open Large-scale Language Models, 2023. arXiv:2309.10305, section
+        2.5 (NormHead)
+    """
+    wide = x.astype(jnp.float32)
+    squares = jnp.sum(wide * wide, axis=axis, keepdims=True)
+    return (wide * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))).astype(x.dtype)

@@ -102,7 +102,7 @@ def route(
 
 
 def _shares(x: Float[Array, "*batch n"], floor: float) -> Float[Array, "*batch n"]:
-    """x / max(sum of x, floor), with a gradient that does not square the sum: it would be 0."""
+    """Divide x by max(sum of x, floor); the gradient does not square the sum, which would be 0."""
     total = jnp.sum(x, axis=-1, keepdims=True)
     size = jax.lax.stop_gradient(jnp.maximum(total, floor))
     return x / size / jnp.maximum(total / size, floor / size)

@@ -27,7 +27,6 @@ from jaxformer.layers.block import POST_BRANCH_NORMS
 from jaxformer.layers.embedding import LMHead
 from jaxformer.layers.stack import unstack_layers
 
-
 TINY = 1e-15
 
 

@@ -332,17 +332,3 @@ class ExpertKernels:
 
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
         return params[0].swapaxes(1, 2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitRows(LinearKernel):
-    """A head [vocabulary, D] whose rows are divided by their length (Baichuan 2).
-
-    Joining gives the divided rows, which are not divided again when they are split.
-    """
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        length = np.linalg.norm(hf_tensor.astype(np.float32), axis=-1, keepdims=True)
-        is_unit = np.abs(length - 1) < 1e-6
-        rows = hf_tensor / np.where(is_unit, 1, np.maximum(length, 1e-12))
-        return super().from_hf(rows.astype(hf_tensor.dtype), params)

@@ -119,6 +119,8 @@ class LMHead(nn.Module):
             kernel = sharded_parameter(self, "kernel", init_fn, shape, logical_axes, dtype=dtype)
             if (lora := self.runtime.lora_of(("head",))) is not None:
                 kernel = adapt_kernel(self, lora, kernel, shape, logical_axes)
+        if cfg.unit_rows:
+            kernel = F.unit_vectors(kernel, axis=1 if cfg.tied else 0)
         bias = None
         if cfg.bias:
             bias = sharded_parameter(self, "bias", zeros, (vocab_size,), "vocabulary")

@@ -1,9 +1,6 @@
-"""Baichuan 2: Llama at 7B, with ALiBi in place of RoPE at 13B.
+"""Baichuan 2: Llama at 7B, with ALiBi in place of RoPE at 13B, and a head of unit rows."""
 
-The rows of the released head are divided by their length before the product; a loaded model has
-them divided already.
-"""
-
+from dataclasses import replace
 from typing import Unpack
 
 from jaxformer import config as c
@@ -16,7 +13,8 @@ def baichuan_2(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
     References:
         Yang et al., Baichuan 2: Open Large-scale Language Models, 2023. arXiv:2309.10305, section 2
     """
-    return llama(vocab_size=125_696, eps=1e-6, **sizes)
+    config = llama(vocab_size=125_696, eps=1e-6, **sizes)
+    return replace(config, head=replace(config.head, unit_rows=True))
 
 
 PRESETS = {

@@ -773,7 +773,7 @@ OTHERS = [
         ),
         dropout=c.Dropout(embedding=0.1, attention=0.2, feed_forward=0.3, residual=0.4),
         feed_forward=(
-            c.ClampedGEGLU(hidden_dim=3, limit=2.0, bias=False),
+            c.ClampedGEGLU(hidden_dim=3, limit=2.0, alpha=1.5, bias=False),
             c.GLU(hidden_dim=3, bias=True),
             c.MoE(
                 expert=c.MLP(hidden_dim=3),
@@ -878,6 +878,7 @@ OTHERS = [
             )
         ),
         residual=c.DeepNorm(alpha=1.5),
+        head=c.LMHead(unit_rows=True),
         adapter=c.LoRA(
             rank=3,
             alpha=5.0,

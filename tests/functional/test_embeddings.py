@@ -149,3 +149,15 @@ def test_learned_positions_gradient_reaches_the_rows_used(normal):
     gradient = np.asarray(jax.jit(jax.grad(used))(table))
     assert gradient.dtype == "bfloat16"
     np.testing.assert_array_equal(gradient[:, 0].astype("float32"), [0, 0, 0, 2, 0])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_unit_vectors_have_length_one(axis):
+    x = np.random.default_rng(0).normal(0, 3, (5, 7)).astype(np.float32)
+    x[2] = 0
+    lengths = np.linalg.norm(x.astype(np.float64), axis=axis, keepdims=True)
+    expected = x / np.where(lengths == 0, 1, lengths)
+    np.testing.assert_allclose(F.unit_vectors(jnp.asarray(x), axis=axis), expected, rtol=1e-6)
+    assert F.unit_vectors(jnp.asarray(x, jnp.bfloat16), axis=axis).dtype == jnp.bfloat16
+    slope = jax.grad(lambda x: jnp.sum(F.unit_vectors(x, axis=axis)))(jnp.asarray(x))
+    assert np.isfinite(slope).all()

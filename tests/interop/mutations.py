@@ -205,6 +205,13 @@ MUTATIONS = {
     "limit of clamped experts": Mutation(
         "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=7.0))
     ),
+    "slope of clamped experts": Mutation(
+        "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=0.5, alpha=1.0))
+    ),
+    "rows of a head": Mutation(
+        "ref_baichuan2_7b",
+        lambda config: replace(config, head=replace(config.head, unit_rows=False)),
+    ),
     "biases of experts": Mutation(
         "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=0.5, bias=False))
     ),

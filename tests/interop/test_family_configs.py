@@ -543,7 +543,6 @@ def test_what_nemotron_3_nano_says():
         "num_hidden_layers = 52: hybrid_override_pattern has another number of layers": {
             "hybrid_override_pattern": "M*"
         },
-        "tie_word_embeddings = True: not supported": {"tie_word_embeddings": True},
         "sliding_window = 8: unknown attribute": {"sliding_window": 8},
     }
     for message, change in refused.items():

@@ -5,11 +5,13 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer import zoo
 from jaxformer.config import GLU, MLP, Alibi, Learned, Sinusoid
-from jaxformer.interop import load_pretrained
+from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.config_comparison import canonical
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.families.gptj import rotary_fraction
@@ -18,6 +20,7 @@ from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden as read_golden
 from tests.interop.golden_files import write_folder
+from tests.small_models import jitted_forward, random_params
 
 # What the first files of each kind say beside sizes, as they were released.
 RELEASED = {
@@ -244,3 +247,16 @@ def test_files_that_spell_tensors_in_another_way(name, tmp_path):
 def test_embeddings_are_scaled_where_the_file_says_so():
     assert math.isclose(read("marian").embedding.scale, 12**0.5)
     assert read("fsmt", scale_embedding=False).embedding.scale == 1.0
+
+
+def test_a_head_of_unit_rows_is_saved_as_it_is(tmp_path):
+    """Baichuan 2 divides them at each call: what training made of their lengths has no effect."""
+    config = zoo.get("baichuan-2-7b").tiny()
+    params, tokens = random_params(config), jnp.arange(6)[None]
+    save_pretrained(tmp_path, config, params)
+    again, read = load_pretrained(tmp_path)
+    assert again == config
+    np.testing.assert_array_equal(read["head"]["kernel"], params["head"]["kernel"])
+    logits = jitted_forward(config)(params, tokens)
+    params["head"] = {"kernel": 3 * params["head"]["kernel"]}
+    np.testing.assert_allclose(jitted_forward(config)(params, tokens), logits, atol=1e-5)

@@ -92,7 +92,9 @@ def test_logits(loaded, name):
     golden, config, params = loaded(name)
     for example in golden.examples:
         logits = run(config, params, example)
-        np.testing.assert_allclose(logits, example.logits, rtol=0, atol=tolerance(name))
+        np.testing.assert_allclose(
+            logits, example.logits, rtol=0, atol=tolerance(name, example.logits)
+        )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,9 @@ def test_token_by_token_gives_the_same_logits(loaded, name):
     step = jax.jit(decode_step, static_argnums=0)
     for i in range(prompt, length):
         logits, context = step(config, params, tokens[:, i], context)
-        np.testing.assert_allclose(logits, example.logits[:, i], rtol=0, atol=tolerance(name))
+        np.testing.assert_allclose(
+            logits, example.logits[:, i], rtol=0, atol=tolerance(name, example.logits)
+        )
 
 
 def key_bias_gpt2(tensors, at, heads):

@@ -159,3 +159,22 @@ def test_gemma_3_has_two():
     message = r"here: 1 .*:\n  rope_parameters\.full_attention\.extra = 1: unknown attribute"
     with pytest.raises(ValueError, match=message):
         config_from_fields("gemma3_text", **fields, rope_parameters=new)
+
+
+@pytest.mark.parametrize("order", ["SFSS", "SFSSS", "SFFF", "FSSF", "SSF"])
+@pytest.mark.parametrize("kind", ["olmo3", "gemma3_text"])
+def test_ropes_of_layers_follow_their_kind_in_any_order(kind, order):
+    types = {"F": "full_attention", "S": "sliding_attention"}
+    config = config_from_fields(
+        kind,
+        num_hidden_layers=len(order),
+        layer_types=[types[x] for x in order],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
+    layers = [config.layer(i) for i in range(len(order))]
+    bases = {"F": 1e6, "S": 1e4}
+    assert [layer.positions.base for layer in layers] == [bases[x] for x in order]
+    assert [layer.window is not None for layer in layers] == [x == "S" for x in order]

@@ -17,7 +17,6 @@ from jaxformer.interop.transforms import (
     Scaled,
     StackedExperts,
     SwapHeadHalves,
-    UnitRows,
 )
 
 D, N, K, H, F = 5, 6, 2, 3, 7
@@ -178,10 +177,3 @@ def test_experts_behind_one_another():
     theirs = numbered((N, 2 * F, D))
     assert gate[4, 2, 6] == theirs[4, 6, 2]
     assert up[4, 2, 6] == theirs[4, F + 6, 2]
-
-
-def test_rows_of_length_one():
-    theirs = numbered((F, D)) + 1
-    (ours,) = UnitRows().from_hf(theirs, [(D, F)])
-    np.testing.assert_allclose(ours[:, 3], theirs[3] / np.sqrt((theirs[3] ** 2).sum()), rtol=1e-6)
-    split(UnitRows(), UnitRows().to_hf([ours]), [(D, F)])  # not divided again

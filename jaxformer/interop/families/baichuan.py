@@ -1,10 +1,9 @@
 """Baichuan 2: Llama with fused queries, keys and values, and a head whose rows have length 1.
 
-7B has RoPE. 13B has ALiBi, and no ``max_position_embeddings`` in its config.json. The rows of the
-head are divided by their length when they are read.
+7B has RoPE. 13B has ALiBi, and no ``max_position_embeddings`` in its config.json.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
@@ -13,7 +12,6 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like_family import LlamaLike
 from jaxformer.interop.families.llama_like_options import OneRope
 from jaxformer.interop.param_mapping import fused_rules, linear_rules, top_level_rules
-from jaxformer.interop.transforms import UnitRows
 
 VERSION_1_VOCAB_SIZE = 64_000
 
@@ -35,10 +33,20 @@ class RopeOrAlibi(OneRope):
         return {} if fields is None else {"max_position_embeddings": self.max_length, **fields}
 
 
-ROW = LlamaLike(
+@dataclass(frozen=True, kw_only=True)
+class Baichuan(LlamaLike):
+    """A head whose rows are divided by their length."""
+
+    def read(self, reader: ConfigReader) -> c.TransformerConfig:
+        """Read config.json."""
+        config = super().read(reader)
+        return replace(config, head=replace(config.head, unit_rows=True))
+
+
+ROW = Baichuan(
     "baichuan",
     "BaichuanForCausalLM",
-    top_level=top_level_rules("model.embed_tokens", "model.norm", head_kernel=UnitRows()),
+    top_level=top_level_rules("model.embed_tokens", "model.norm"),
     attention_rules=(
         *fused_rules(f"{p.SELF_ATTENTION}.W_pack", "attention", p.QKV),
         *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),

@@ -267,11 +267,12 @@ GPT_OSS_EXPERTS = Experts(
     fields=(
         Field("intermediate_size", "expert.hidden_dim", 2880),
         Field("swiglu_limit", "expert.limit", 7.0),
+        Field("swiglu_alpha", "expert.alpha", 1.702),
         Field("num_local_experts", "num_experts", 128),
         Field("num_experts_per_tok", "top_k", 4),
     ),
     rules=GPT_OSS_RULES,
-    constants={"hidden_act": "silu", "swiglu_alpha": 1.702},
+    constants={"hidden_act": "silu"},
     unused=("experts_per_token", "initial_context_length"),
 )
 GRANITE_EXPERTS = mixtral_experts(rules=GRANITE_RULES)

@@ -258,7 +258,8 @@ class RopeByLayerType(OneRope):
             read_rope_section(section or ConfigReader({}), base=base, max_length=length)
             for section, base in ((old or full, base), (local, local_base))
         ]
-        return shortest_cycle(tuple(ropes[window is not None] for window in windows))
+        each = tuple(ropes[window is not None] for window in windows)
+        return each[:1] if len(set(each)) == 1 else each  # else a cycle as long as that of windows
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Both."""

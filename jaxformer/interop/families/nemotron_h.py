@@ -103,8 +103,8 @@ TABLE = m.decoder_mapping(
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Read the config.json of a nemotron_h model."""
     norm = c.RMSNorm(eps=reader.number("layer_norm_epsilon", 1e-5))
-    for name in ("attention_bias", "mamba_proj_bias", "tie_word_embeddings"):
-        reader.require_value(name, False)
+    reader.require_value("mamba_proj_bias", False)
+    reader.get("attention_bias")  # without effect in transformers: biases are refused as tensors
     if read_step_limits(reader) != {"min_step": 0.0, "max_step": None}:
         reader.add_problem("time_step_limit", "steps are limited by time_step_min alone.")
     branches: dict[str, tuple[c.AttentionKind, c.FeedForward]] = {
@@ -130,6 +130,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
         attention=c.Hybrid(kinds=kinds),
         feed_forward=feed_forward,
         norm=norm,
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
 
 
@@ -175,6 +176,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
+        "tie_word_embeddings": config.head.tied,
         "layer_norm_epsilon": config.norm.eps,
         "time_step_min": 0.0 if mamba.steps is None else mamba.steps.min_step,
         **MAMBA.write(config, mamba),
