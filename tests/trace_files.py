@@ -76,14 +76,18 @@ def code_lines(path):
 
 
 def main(what="llama-2-7b"):
-    """Print them by package."""
+    """Print them by package, and how many functions and code lines they are together."""
     files = pretrain_files() if what == "pretrain" else forward_files(what)
+    root = Path((experiments if what == "pretrain" else jaxformer).__file__).parent
     packages = [file.split("/")[0] if what != "pretrain" else "" for file in files]
     for package in dict.fromkeys(packages):
         inside = [file for file, of in zip(files, packages, strict=True) if of == package]
         print(f"\n{package or 'experiments'}: {len(inside)} files")
         for file in inside:
             print(f"  {file}: {', '.join(files[file])}")
+    functions = sum(map(len, files.values()))
+    lines = sum(code_lines(root / file) for file in files)
+    print(f"\n{functions} functions in {len(files)} files of {lines} code lines")
 
 
 if __name__ == "__main__":
