@@ -6,13 +6,14 @@
     python -m experiments.dpo --resume                              # resume the newest run
 
 Each line of the pairs is {"prompt": "...", "chosen": "...", "rejected": "..."}; all three may be
-lists of messages. The reference is the model of --init. Its log-likelihoods of all answers are
-computed once, before the first update, and kept in --output, so that no device holds two models.
+lists of messages, and both answers may begin with the prompt instead. The reference is the model of
+--init. Its log-likelihoods of all answers are computed once, before the first update, and kept in
+--output, so that no device holds two models.
 Signals are handled as in `experiments.pretrain`.
 """
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,15 @@ import numpy as np
 
 from experiments.pretrain import RUNS as PRETRAIN_RUNS
 from experiments.pretrain import chat_template, template_file
-from experiments.training.program import run_program, train
-from experiments.training.run_config import EpochsConfig, check_rows
+from experiments.training.program import run_program, train, tuned_run
+from experiments.training.run_config import (
+    EpochsConfig,
+    FromData,
+    check_rows,
+    context_length,
+    fitting_batch_size,
+    fitting_length,
+)
 from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
 from jaxformer import data
 from jaxformer.json_files import json_digest
@@ -45,8 +53,11 @@ class Dpo(EpochsConfig):
         chat_template: Chat template, instead of that of the tokenizer's folder: a Jinja file, or
             "chatml". It is saved with the run.
         held_out: Fraction of the pairs that is held out for evaluation, with all pairs of a prompt.
-        length: Row length in tokens: a prompt with one answer.
-        batch_size: Rows of a batch, over all devices: two for each pair.
+        length: Row length in tokens, of a prompt with one answer; None is that of the longest, at
+            most 512.
+        batch_size: Rows of a batch, over all devices: two for each pair. None is 16, or fewer for
+            ten updates an epoch.
+        steps: Total number of training steps, instead of --epochs.
         cache: Folder for tokenized pairs.
         evaluate_pairs: Held-out pairs of an evaluation during training; the final one uses all.
     """
@@ -55,9 +66,9 @@ class Dpo(EpochsConfig):
     objective: DPO = DPO()
     chat_template: str | None = None
     held_out: float = 0.05
-    length: int = 512
-    batch_size: int = 16
-    steps: int = 600
+    length: FromData = None  # type: ignore[assignment]
+    batch_size: FromData = None  # type: ignore[assignment]
+    steps: FromData = None  # type: ignore[assignment]
     epochs: float | None = 1.0
     cache: Path = Path("runs/cache")
     evaluate_every: int = 50
@@ -68,13 +79,18 @@ class Dpo(EpochsConfig):
         super().__post_init__()
         check_rows(self, "DPO")
 
+    def largest(self) -> "Dpo":
+        """The run with a row length and a batch size for many pairs."""
+        length = self.length or min(512, context_length(self.model) or 512)
+        return replace(self, length=length, batch_size=self.batch_size or 16)
+
 
 def main(run: Dpo) -> Path:
     """Train and evaluate; returns the output folder."""
     if run.init is None or run.pairs is None:
         raise ValueError("DPO needs a model and pairs of answers: pass --init FOLDER --pairs FILE.")
     make_data = partial(PreferenceData, init=run.init)
-    return train(run, RUNS, make_data, length=run.length)
+    return train(run, RUNS, make_data, length=run.largest().length)
 
 
 def check_pairs_divide(run: Dpo, num_shards: int) -> None:
@@ -101,6 +117,8 @@ def prepare_pairs(
     pairs = data.read_preferences(
         run.pairs, tokenizer, template=template, row_length=run.length, folder=run.cache
     )
+    if pairs.left_out_text:
+        print(f"Pairs that are left out: {pairs.left_out_text}.")
     if pairs.num_truncated:
         print(
             f"{pairs.num_truncated} of {2 * len(pairs)} answers are longer than a row of "
@@ -114,18 +132,27 @@ class PreferenceData(TrainData):
 
     def __init__(self, run: Dpo, setup: TrainSetup, *, init: str):
         """Prepare pairs and batches; `prepare` adds what the reference, `init`, computes."""
-        self._init = init
-        check_pairs_divide(run, num_batch_shards(setup.mesh.shape))
-        self.tokenizer, self.sequence_length = data.build_tokenizer(run.tokenizer, ()), run.length
-        self._run, self._mesh, self._file = run, setup.mesh, setup.local_folder / REFERENCE_FILE
-        self._template = chat_template(run)
-        self._pairs = pairs = prepare_pairs(run, self.tokenizer, self._template)
+        self._init, self._template, self._mesh = init, chat_template(run), setup.mesh
+        self._file, shards = setup.local_folder / REFERENCE_FILE, num_batch_shards(setup.mesh.shape)
+        check_pairs_divide(run.largest(), shards)
+        self.tokenizer = data.build_tokenizer(run.tokenizer, ())
+        pairs = prepare_pairs(run.largest(), self.tokenizer, self._template)
         train, self._held_out = pairs.split(run.held_out)
+        length, batch_size = run.length, run.batch_size
+        if length is None:
+            longest = np.diff(pairs.ends, prepend=0).max() - 1
+            length = fitting_length(int(longest), pairs.row_length)
+        if batch_size is None:
+            unit = 2 * shards * run.gradient_accumulation_steps
+            batch_size = fitting_batch_size(run, 2 * len(train), unit)
+        self.fitted = {"length": length, "batch_size": batch_size}
+        self._run, self.sequence_length = replace(run, **self.fitted), length
+        self._pairs = pairs = replace(pairs, row_length=length)
         print(f"Pairs: {len(train):,} to train on, {len(self._held_out):,} held out.", flush=True)
         self.rows_per_epoch = 2 * len(train)
         self._reference = np.zeros(len(pairs.tokens), np.float32)
         self._batches = data.PreferenceBatches(
-            pairs, self._reference, train, num_pairs=run.batch_size // 2, seed=run.seed
+            pairs, self._reference, train, num_pairs=batch_size // 2, seed=run.seed
         )
         self._log_likelihoods = make_log_likelihood_step(setup.model, setup.mesh)
 
@@ -179,10 +206,10 @@ class PreferenceData(TrainData):
         sharded = put_batch(rows, self._mesh, self._run.batch_size)
         return np.asarray(self._log_likelihoods(params, sharded))
 
-    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
-        """Loss, accuracy and margin of some held-out pairs; after the last step, of all."""
-        last, numbers, beta = step == recorder.run.steps, self._held_out, self._run.objective.beta
-        if not last and self._run.evaluate_pairs < len(numbers):
+    def evaluate(self, step: int, params: Any, recorder: Recorder, *, final: bool) -> Evaluation:
+        """Loss, accuracy and margin of some held-out pairs; `final` ones of all."""
+        numbers, beta = self._held_out, self._run.objective.beta
+        if not final and self._run.evaluate_pairs < len(numbers):
             sample = np.linspace(0, len(numbers) - 1, self._run.evaluate_pairs)
             numbers = numbers[sample.astype(int)]
         margins = beta * self._log_ratios(params, numbers)
@@ -193,7 +220,7 @@ class PreferenceData(TrainData):
         }
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
         recorder.progress.print(f"step {step:,}: {shown} of {len(numbers):,} held-out pairs")
-        name = "final_held_out" if last else "held_out"
+        name = "final_held_out" if final else "held_out"
         metrics = {f"{name}_{x}": float(value) for x, value in means.items()}
         return Evaluation(metrics, loss=float(means["loss"]))
 
@@ -231,4 +258,4 @@ RUNS = {
 }
 
 if __name__ == "__main__":
-    run_program(main, RUNS, __doc__)
+    run_program(main, RUNS, __doc__, tuned_run)

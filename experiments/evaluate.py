@@ -92,7 +92,9 @@ def evaluate_text(evaluator: Evaluator, corpus: data.TextSource) -> dict[str, fl
     """Bits per byte and perplexity of the documents of a corpus."""
     template = None
     if isinstance(corpus, data.Instructions):
-        template = data.load_chat_template(evaluator.model.folder, evaluator.run.chat_template)
+        template = data.load_chat_template(
+            evaluator.model.tokenizer_folder, evaluator.run.chat_template
+        )
     documents, tokenizer = data.documents(corpus, template=template), evaluator.model.tokenizer
     if not any(data.loss_text(document, tokenizer) for document in documents):
         raise ValueError(f"The answers of {corpus} are empty.")

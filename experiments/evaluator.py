@@ -30,7 +30,9 @@ class Evaluate:
         checkpoint: Output folder of a run, or a Hugging Face folder.
         text: Text or instructions.
         chat_template: Chat template of instructions and tasks, instead of the folder's: a Jinja
-            file, or "chatml".
+            file, or "chatml". Tasks are then rendered by it.
+        apply_chat_template: Whether tasks are rendered by the chat template.
+        system_instruction: System message of tasks, or text before their prompts.
         choices: JSON Lines file of questions, each with its choices and the index of the right one.
         tasks: Names of lm-evaluation-harness tasks.
         task_folder: Folder of custom task definitions.
@@ -38,7 +40,7 @@ class Evaluate:
         step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
         length: Maximum context in tokens; None is the run's row length, or of a Hugging Face folder
-            its max_position_embeddings, at most 1024.
+            its max_position_embeddings: of tasks all, else at most 1024.
         stride: Tokens from one window of a longer text to the next; None is half of the length. A
             smaller stride is slower and gives each token a longer context.
         batch_size: Windows or choices in a batch.
@@ -52,6 +54,8 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     text: data.TextFiles | data.Instructions | data.StandardLibrary | None = None
     chat_template: str | None = None
+    apply_chat_template: bool = False
+    system_instruction: str | None = None
     choices: Path | None = None
     tasks: tuple[str, ...] = ()
     task_folder: Path | None = None
@@ -68,7 +72,8 @@ class Evaluate:
 
     def __post_init__(self):
         check_integers(self)
-        check_uses(self, needs={"stride": "text", "limit": "tasks", "task_folder": "tasks"})
+        of_tasks = ("limit", "task_folder", "apply_chat_template", "system_instruction")
+        check_uses(self, needs={"stride": "text"} | dict.fromkeys(of_tasks, "tasks"))
         if self.text is None and self.choices is None and not self.tasks:
             raise ValueError("Nothing to evaluate: pass --text, --choices or --tasks.")
         templated = self.tasks or isinstance(self.text, data.Instructions)

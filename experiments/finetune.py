@@ -8,24 +8,46 @@ This is `experiments.pretrain` with other defaults: the model and the tokenizer 
 AdamW has a learning rate for pretrained weights, and --epochs sets the length of the run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments import pretrain
-from experiments.training.program import run_program
+from experiments.training.program import run_program, tuned_run
+from experiments.training.run_config import FromData, context_length
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
+
+LENGTH = 512  # of the rows of a large corpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(pretrain.Pretrain):
-    """Options of fine-tuning: a pretrained model and the text to train it on."""
+    """Options of fine-tuning: a pretrained model and the text to train it on.
+
+    Attributes:
+        length: Row length in tokens; None is 512, or what fits a small corpus: its longest
+            instruction, or text in ten rows.
+        batch_size: Rows of a batch, over all devices; None is 8, or fewer for ten updates an epoch.
+        steps: Total number of training steps, instead of --epochs.
+    """
 
     epochs: float | None = 1.0
-    length: int = 512
+    length: FromData = None  # type: ignore[assignment]
+    batch_size: FromData = None  # type: ignore[assignment]
+    steps: FromData = None  # type: ignore[assignment]
     evaluate_every: int = 50
     save_every: int = 100
     prompt: str = ""
+
+    def largest(self) -> "Finetune":
+        """The run with a row length and a batch size for a large corpus."""
+        length = self.length or min(LENGTH, context_length(self.model) or LENGTH)
+        return replace(self, length=length, batch_size=self.batch_size or 8)
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of a sample; the rows of a small corpus are shorter."""
+        return context_length(self.model) or max(LENGTH, self.length or 0)
 
 
 def main(run: Finetune) -> Path:
@@ -45,4 +67,4 @@ RUNS = {
 }
 
 if __name__ == "__main__":
-    run_program(main, RUNS, __doc__)
+    run_program(main, RUNS, __doc__, tuned_run)

@@ -36,10 +36,12 @@ from experiments.training.run_config import (
 )
 from jaxformer import data
 from jaxformer.config import RopeScaling
+from jaxformer.costs import num_parameters
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
+from jaxformer.generation.conversation import Conversation
 from jaxformer.generation.prompts import make_request
 from jaxformer.parallel import DistributedConfig, MeshConfig, is_primary_process, make_mesh
-from jaxformer.training.progress import sanitize_text
+from jaxformer.training.progress import format_count, sanitize_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,8 @@ class Generate:
         batch_size: Prompts of the file in a batch.
         output: JSON Lines file of prompts and generated texts, written only when all texts are
             complete; None prints them.
-        step: Step of the run's checkpoint; None is the newest.
+        step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
+            held-out loss.
         max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier.
         sampler: How each token is chosen. Beam search prints its text at the end.
         rope_scaling: RoPE scaling for texts longer than those in training; None is that of the
@@ -81,7 +84,7 @@ class Generate:
     prompts: Path | None = None
     batch_size: int = 8
     output: Path | None = None
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     max_new_tokens: int = 160
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
     rope_scaling: RopeScaling | None = None
@@ -211,28 +214,50 @@ def print_continuation(
     else:
         rows = stream(model.config, model.params, [prompt], **options)
         tokens = (int(row[0]) for row in rows)
-    text = ""
-    for piece in decode_stream(tokens, model.tokenizer.decode, prompt):
-        print_text(piece)
-        text += piece
+    return print_tokens(generator, tokens, prompt)
+
+
+def print_tokens(generator: TextGenerator, tokens: Iterable[int], prompt: list[int]) -> str:
+    """Print tokens after a prompt as they are decoded; in a chat, Ctrl-C ends them."""
+    model, text = generator.model, ""
+    try:
+        for piece in decode_stream(tokens, model.tokenizer.decode, prompt):
+            print_text(piece)
+            text += piece
+    except KeyboardInterrupt:
+        if not generator.run.chat or generator.run.prompt:
+            raise
     print_text("\n")
     return text
 
 
 def chat_loop(generator: TextGenerator) -> str:
     """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
-    generator.model.load_chat_template()  # raises before anything is typed
+    model, options = generator.model, generator.generate_kwargs(generator.run.seed)
+    model.load_chat_template()  # raises before anything is typed
+    del options["key"]
+    is_beam = isinstance(generator.run.sampler, Beam)
+    conversation = None if is_beam else Conversation(model.config, model.params, **options)
+    checkpoint_text = "" if model.step is None else f", checkpoint {model.step}"
+    print_text(
+        f"{generator.run.checkpoint}{checkpoint_text}, "
+        f"{format_count(num_parameters(model.config))} parameters. An empty line ends the "
+        "conversation, Ctrl-C an answer.\n"
+    )
     messages, answer = generator.system_messages(), ""
-    for turn in count():
+    for seed in count(generator.run.seed):
         print_text("> ")
         user_text = sys.stdin.readline().strip()
         if not user_text:
             print_text("\n")
             return answer
         messages.append({"role": "user", "content": user_text})
-        answer = print_continuation(
-            generator, generator.model.encode_chat(messages), seed=generator.run.seed + turn
-        )
+        prompt = model.encode_chat(messages)
+        if conversation is None:
+            answer = print_continuation(generator, prompt, seed=seed)
+        else:
+            with contextlib.closing(conversation.answer(prompt, key=jax.random.key(seed))) as new:
+                answer = print_tokens(generator, new, prompt)
         messages.append({"role": "assistant", "content": answer})
     return answer
 
@@ -253,7 +278,8 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
         rows = generate(model.config, model.params, tokens, **options)
         for each, row in zip(batch, np.asarray(rows).tolist(), strict=True):
             new = truncate_at_stop(row[len(each.tokens) :][: run.max_new_tokens], model.stop_tokens)
-            line = json.dumps({"prompt": each.text, "text": model.tokenizer.decode(new)}) + "\n"
+            text = data.decode_continuation(model.tokenizer, each.tokens, new)
+            line = json.dumps({"prompt": each.text, "text": text}) + "\n"
             file.write(line)
             written += line
         file.flush()

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from experiments.training.output_folder import RUN_FILE, tokenizer_digest
-from experiments.training.run_config import AnyRunConfig
+from experiments.training.run_config import AnyRunConfig, context_length
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
@@ -234,13 +234,18 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
         )
     if (folder / "checkpoints").is_dir():
         with Checkpoints(folder / "checkpoints") as checkpoints:
-            model = config_of_description(checkpoints.read_description(), folder)
+            description = checkpoints.read_description()
+        model = config_of_description(description, folder)
+        lengths = model.max_position_embeddings, description["run"].get("length")
+        longest = max((length for length in lengths if length is not None), default=None)
+        model = replace(model, max_position_embeddings=longest)
     else:
         model = load_config(folder)
     changes: dict[str, Any] = {"model": model, "init": name}
     changes["tokenizer"] = data.PretrainedTokenizer(path=str(folder))
-    if model.max_length is not None and hasattr(run, "length"):
-        changes["length"] = min(run.length, model.max_length)
+    length = getattr(run, "length", None)
+    if length is not None:
+        changes["length"] = min(length, context_length(model) or length)
     return replace(run, **changes)
 
 

@@ -18,7 +18,7 @@ run at a time can use a folder.
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,18 +32,27 @@ from experiments.models import muon_config, qwen3_like
 from experiments.training.output_folder import goes_on
 from experiments.training.plot import plot_run
 from experiments.training.program import run_program, train
-from experiments.training.run_config import EpochsConfig, check_rows, check_uses
+from experiments.training.run_config import (
+    LENGTH_MULTIPLE,
+    UPDATES_PER_EPOCH,
+    EpochsConfig,
+    check_rows,
+    check_uses,
+    fitting_batch_size,
+    fitting_length,
+)
 from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.generation import Sample, generate
 from jaxformer.json_files import json_with_checksum, read_json_with_checksum
-from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
+from jaxformer.parallel import is_primary_process, local_batch_slice, num_batch_shards, put_batch
 from jaxformer.training import loop, train_step
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count, sanitize_text
 
+MIN_GZIP_BYTES = 4096  # of held-out text; of less, gzip's 20 bytes of header are a large part
 CORPUS_FILE = "corpus.json"  # digests of the files of the text
 PARTS: Mapping[data.PartName, str] = {"train": "training data", "held_out": "held-out data"}
 
@@ -96,6 +105,11 @@ class Pretrain(EpochsConfig):
                 "--init FOLDER or --tokenizer FOLDER."
             )
 
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of a sample with its prompt."""
+        return self.model.max_length or self.length
+
 
 RUNS = {
     "default": Pretrain(
@@ -146,7 +160,7 @@ class PackedCorpus(NamedTuple):
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Pretrain, evaluate and sample; returns the output folder."""
-    return train(run, runs, LanguageModelingData, length=run.length)
+    return train(run, runs, LanguageModelingData, length=run.largest().length)
 
 
 def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCorpus:
@@ -184,7 +198,14 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
                 f"  training the tokenizer on {format_count(size)} bytes", flush=True
             ),
         )
-    packed = [prepare_source(run, source, tokenizer) for source in sources]
+    largest, length = run.largest(), run.length
+    packed = [pack_source(largest, source, tokenizer) for source in sources]
+    if length is None:
+        length = fitted_row_length(largest, packed)
+        largest = replace(largest, length=length)
+        packed = [pack_source(largest, source, tokenizer) for source in sources]
+    for source, rows in zip(sources, packed, strict=True):
+        describe_source(largest, source, *rows)
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
     return PackedCorpus(tokenizer, template, train, held_out, sources, run.cache)
@@ -234,12 +255,10 @@ def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
         return None
 
 
-def prepare_source(
+def pack_source(
     run: Pretrain, source: data.AnySource, tokenizer: data.Tokenizer
 ) -> tuple[data.AnyRows, data.AnyRows]:
     """Tokenize and pack the training part and the held-out part of one source."""
-    if source.source is not run.corpus:
-        print(f"  {source.source}", flush=True)
     packed = []
     for part, name in PARTS.items():
         try:
@@ -249,8 +268,39 @@ def prepare_source(
         except ValueError as error:
             raise ValueError(f"{source.source}, {name}: {error}") from error
     train, held_out = packed
+    return train, held_out
+
+
+def fitted_row_length(run: Pretrain, packed: list[tuple[data.AnyRows, data.AnyRows]]) -> int:
+    """Row length for the packed rows of a corpus: shorter if these are few.
+
+    An instruction is never split, so rows have room for the longest; text makes enough rows.
+    """
+    parts = [rows for pair in packed for rows in pair if isinstance(rows, data.PackedRows)]
+    num_rows = sum(len(train) for train, _ in packed)
+    if len(parts) < 2 * len(packed) or num_rows >= UPDATES_PER_EPOCH * run.batch_size:
+        return run.length
+    if not has_instructions(run.corpus):
+        fits = min(min(a.num_targets // UPDATES_PER_EPOCH, b.num_targets) for a, b in packed)
+        return min(run.length, max(1, fits // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+    rows = [(part, part[np.arange(len(part))]) for part in parts]
+    # The last input of an instruction may be an end of text, as are those that fill rows.
+    longest = [x.positions[x.tokens[:, :-1] != part.end_of_text].max(initial=0) for part, x in rows]
+    return fitting_length(2 + int(max(longest)), run.length)
+
+
+def describe_source(
+    run: Pretrain, source: data.AnySource, train: data.AnyRows, held_out: data.AnyRows
+) -> None:
+    """Print the sizes of the parts of a source.
+
+    Raises:
+        ValueError: A part has less than one row.
+    """
+    if source.source is not run.corpus:
+        print(f"  {source.source}", flush=True)
     answers_only = isinstance(source.source, data.Instructions)
-    for rows, name in zip(packed, PARTS.values(), strict=True):
+    for rows, name in zip((train, held_out), PARTS.values(), strict=True):
         if isinstance(rows, data.StreamedRows):
             continue
         if rows.num_targets < run.length and not answers_only:
@@ -271,20 +321,20 @@ def prepare_source(
             f"  held out are at most {format_count(limit)} bytes, not {run.held_out:.2%} "
             "(--held-out-bytes None for all)"
         )
-    return train, held_out
 
 
 class LanguageModelingData(TrainData):
     """Packed rows to train on, and bits per byte of the held-out text.
 
     Attributes:
-        gzip: Bits per byte of the held-out text compressed by gzip.
+        gzip: Bits per byte of the held-out text compressed by gzip; None if it is short.
     """
 
     def __init__(self, run: Pretrain, setup: TrainSetup):
         """Prepare the corpus and batches, and measure gzip."""
         resumes_from = setup.local_folder if goes_on(run, setup.local_folder) else None
         self._corpus = corpus = prepare_corpus(run, resumes_from)
+        run = self._fit(run, setup.mesh)
         tokens, rows = corpus.tokenizer.vocab_size, run.model.vocab_size
         if rows > tokens:
             print(f"Vocabulary: {tokens:,} tokens, {rows:,} rows of the embedding.")
@@ -293,10 +343,26 @@ class LanguageModelingData(TrainData):
         self._run, self._setup, self._mesh = run, setup, setup.mesh
         self.tokenizer, self.sequence_length = corpus.tokenizer, run.length
         self.rows_per_epoch = corpus.train.epoch
-        self.gzip = data.cached_gzip_bits_per_byte(corpus.sources, corpus.tokenizer, corpus.cache)
+        self.gzip: float | None = None
+        if corpus.held_out.num_bytes >= MIN_GZIP_BYTES:
+            parts = corpus.sources, corpus.tokenizer, corpus.cache
+            self.gzip = data.cached_gzip_bits_per_byte(*parts)
         self._batches = make_batches(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
         self.get_batch = lambda step: put_batch(self._batches[step], setup.mesh, run.batch_size)
         self._eval_step = train_step.make_eval_step(setup.model, setup.mesh)
+
+    def _fit(self, run: Pretrain, mesh: Mesh) -> Pretrain:
+        """The run with the row length and the batch size of the corpus, where it has none."""
+        rows, length, batch_size = self._corpus.train, run.length, run.batch_size
+        if length is None:
+            length = rows.row_length
+        if batch_size is None:
+            unit = num_batch_shards(mesh.shape) * run.gradient_accumulation_steps
+            batch_size = run.largest().batch_size
+            if rows.epoch is not None:
+                batch_size = fitting_batch_size(run, rows.epoch, unit)
+        self.fitted = {"length": length, "batch_size": batch_size}
+        return replace(run, **self.fitted)
 
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the rows."""
@@ -312,20 +378,22 @@ class LanguageModelingData(TrainData):
         """Whether the batch need not wait for a file of a store."""
         return self._batches.is_ready(step)
 
-    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
-        """Bits per byte of an even sample of the held-out rows; after the last step, of all."""
+    def evaluate(self, step: int, params: Any, recorder: Recorder, *, final: bool) -> Evaluation:
+        """Bits per byte of an even sample of the held-out rows; `final` ones of all."""
         rows, train = self._corpus.held_out, self._corpus.train
-        run, last = self._run, step == recorder.run.steps
+        run = self._run
         assert not isinstance(rows, data.StreamedRows)  # held-out text is bounded
         sampled: data.AnyRows = rows
-        if not last and run.evaluate_rows < len(rows):
+        if not final and run.evaluate_rows < len(rows):
             sampled = rows.take(np.linspace(0, len(rows) - 1, run.evaluate_rows).astype(int))
         nats, tokens = evaluate_rows(self._eval_step, params, sampled, self._mesh, run.batch_size)
         bits = float(F.bits_per_byte(nats * rows.num_targets / tokens, rows.num_bytes))
         recorder.progress.update(step, bits_per_byte=bits)
-        if not last:
+        if not final:
             return Evaluation({"held_out_bits_per_byte": bits}, loss=bits)
-        metrics = {"final_held_out_bits_per_byte": bits, "gzip_bits_per_byte": self.gzip}
+        metrics = {"final_held_out_bits_per_byte": bits}
+        if self.gzip is not None:
+            metrics["gzip_bits_per_byte"] = self.gzip
         metrics["tokens_per_byte"] = train.num_targets / train.num_bytes
         return Evaluation(metrics, loss=bits)
 
@@ -334,7 +402,8 @@ class LanguageModelingData(TrainData):
         folder = self._setup.local_folder
         if result is not None:
             bits = result[1]["final_held_out_bits_per_byte"]
-            print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {self.gzip:.3f}).")
+            yardstick = "" if self.gzip is None else f" (gzip -9: {self.gzip:.3f})"
+            print(f"\nHeld-out loss: {bits:.3f} bits per byte{yardstick}.")
             print_sample(self._run, self._corpus, result[0], self._setup)
         if is_primary_process():
             lines = read_json_lines(folder / "metrics.jsonl")
@@ -392,7 +461,7 @@ def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
             prompt = [data.bos_token_id(tokenizer), *tokenizer.encode(run.prompt).tolist()]
     except ValueError as error:
         raise ValueError(f"prompt {run.prompt[:40]!a} cannot be encoded: {error}") from error
-    longest = run.model.max_length or run.length
+    longest = run.context
     if len(prompt) >= longest:
         raise ValueError(
             f"prompt has {len(prompt)} tokens, special tokens included, which leaves no space for "
@@ -406,13 +475,12 @@ def print_sample(run: Pretrain, corpus: PackedCorpus, params: Any, setup: TrainS
     if run.sample_tokens is None:
         return
     tokenizer, prompt = corpus.tokenizer, encode_prompt(run, corpus)
-    longest = run.model.max_length or run.length
     answers, folder = has_instructions(run.corpus), setup.local_folder
     tokens = generate(
         run.model,
         params,
         np.asarray(prompt, np.int32),
-        max_new_tokens=min(run.sample_tokens, longest - len(prompt)),
+        max_new_tokens=min(run.sample_tokens, run.context - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
         stop_tokens=shared_stop_tokens(folder, tokenizer) if answers else (),

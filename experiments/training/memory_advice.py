@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from experiments.training.run_config import RunConfig, select_devices
 from jaxformer.parallel import check_divisible
+from jaxformer.parallel.plan import ADAPTER_FLAGS, with_adapter
 
 
 class TooLargeError(ValueError):
@@ -23,6 +24,9 @@ def memory_advice(run: RunConfig) -> str:
 
 def memory_saving_changes(run: RunConfig) -> Iterator[tuple[str, str, RunConfig]]:
     """Memory-saving changes: flags, description, and the run with them."""
+    if run.init is not None and run.model.adapter is None:
+        changed = replace(run, model=with_adapter(run.model))
+        yield f"--model.{ADAPTER_FLAGS[2:]}", "train low-rank adapters, not the model", changed
     if run.remat != "full" or not run.scan:
         why = f"recompute activations in the backward pass (now {run.remat})"
         yield "--remat full --scan", why, replace(run, remat="full", scan=True)

@@ -10,25 +10,51 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from experiments.command_line import RESUME_FLAGS, changed_flags, parse_run
 from experiments.load_model import run_from_checkpoint
 from experiments.training import trainer
 from experiments.training.output_folder import RUN_FILE, goes_on, open_output_folder, own_beginning
 from experiments.training.resume import load_resumed_run
-from experiments.training.run_config import AnyRunConfig, EpochsConfig, RunConfig, setup_devices
+from experiments.training.run_config import AnyRunConfig, EpochsConfig, setup_devices
 from experiments.training.trainer import TrainData, TrainSetup
 from jaxformer.data import max_vocab_size
 from jaxformer.errors import IMPORTED_MODULES, readable_errors
 from jaxformer.json_files import get_field, read_json
+from jaxformer.training.checkpoints import Checkpoints
+
+RATE_WIDTH = 1024  # up to this width a learning rate depends on it
+MAX_RISE = 0.02  # of the held-out loss since the best step
+FEW_STEPS, ENOUGH_STEPS = 50, 200  # updates of fine-tuning
 
 
 def run_program(
-    main: Callable[[AnyRunConfig], Any], runs: Mapping[str, AnyRunConfig], description: str
+    main: Callable[[AnyRunConfig], Any],
+    runs: Mapping[str, AnyRunConfig],
+    description: str,
+    init_run: Callable[[AnyRunConfig, str], AnyRunConfig] = run_from_checkpoint,
 ) -> None:
     """Parse the command line and call `main`; errors of the user print one sentence."""
     with readable_errors():
-        hooks: Any = {"init_run": run_from_checkpoint, "resume_run": load_resumed_run}
+        hooks: Any = {"init_run": init_run, "resume_run": load_resumed_run}
         main(parse_run(runs, description, **hooks))
+
+
+def tuned_run(run: AnyRunConfig, name: str) -> AnyRunConfig:
+    """The run with the model of --init, and a learning rate for its width.
+
+    Updates of AdamW change the outputs of a kernel in proportion to its width, so the rate is that
+    of `RATE_WIDTH`, times `RATE_WIDTH` / width for narrower models.
+
+    References:
+        Yang et al., Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter
+        Transfer, 2022. arXiv:2203.03466, table 3.
+    """
+    run = run_from_checkpoint(run, name)
+    schedule, factor = run.optimizer.schedule, max(1.0, RATE_WIDTH / run.model.model_dim)
+    schedule = replace(schedule, peak=float(f"{factor * schedule.peak:.3g}"))
+    return replace(run, optimizer=replace(run.optimizer, schedule=schedule))
 
 
 def train(
@@ -46,7 +72,7 @@ def train(
         runs: Named runs.
         make_data: Function that prepares the data. It gets the run with the model and tokenizer
             that it began with, also when it resumes.
-        length: Row length in tokens; with an encoder, of the targets.
+        length: Maximum row length in tokens; with an encoder, of the targets.
         source_lengths: Padded lengths of the sources, increasing.
 
     Returns:
@@ -54,16 +80,20 @@ def train(
     """
     setup_devices(run)
     with open_output_folder(run) as output:
-        if not goes_on(run, output):
-            check_length(run, runs)
         rerun_command = print_run(run, runs)
+        if not goes_on(run, output):
+            run = with_one_length(run, runs)
         begun = own_beginning(run, output)
         trainer.check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
-        setup = trainer.make_train_setup(run, output, length=length, source_lengths=source_lengths)
+        setup = trainer.make_train_setup(
+            run.largest(), output, length=length, source_lengths=source_lengths
+        )
         train_data = make_data(begun, setup)
         trainer.check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)
+        run = replace(run, **train_data.fitted)
         run = with_fixed_schedule(with_epochs_as_steps(run, train_data.rows_per_epoch), output)
         train_data.report(trainer.train_run(run, setup, train_data))
+        print_best_step(setup.storage)
         print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
@@ -101,14 +131,37 @@ def _begun(named: AnyRunConfig, run: AnyRunConfig) -> AnyRunConfig:
         return replace(named, init=run.init, model=run.model, tokenizer=run.tokenizer)
 
 
-def check_length(run: RunConfig, runs: Mapping[str, RunConfig]) -> None:
-    """Raise if --epochs is set, and --steps too, to a number that no named run has."""
-    epochs = run.epochs if isinstance(run, EpochsConfig) else None
-    if epochs is not None and run.steps not in {named.steps for named in runs.values()}:
+def print_best_step(output: epath.Path) -> None:
+    """Print the best step of a run whose held-out loss rose by more than `MAX_RISE` after it."""
+    with Checkpoints(output / "checkpoints") as checkpoints:
+        best, last = checkpoints.best_step(), checkpoints.latest_step()
+        if best is None or last is None:
+            return
+        least, now = checkpoints.saved_loss(best), checkpoints.saved_loss(last)
+    if least is not None and now is not None and now - least > MAX_RISE * abs(least):
+        print(
+            f"\nThe held-out loss rose from {least:.4g} at step {best} to {now:.4g} at step {last} "
+            f"(overfitting). To use step {best}, pass --step best: python -m experiments.export "
+            f"--checkpoint {output} --step best --output FOLDER"
+        )
+
+
+def with_one_length(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
+    """The run with steps or epochs: a number that no named run has replaces a default.
+
+    Raises:
+        ValueError: Both have such a number.
+    """
+    if not isinstance(run, EpochsConfig) or run.epochs is None:
+        return run
+    if run.steps in {named.steps for named in runs.values()}:
+        return run
+    if run.epochs not in {getattr(named, "epochs", None) for named in runs.values()}:
         raise ValueError(
-            f"--steps {run.steps} and --epochs {epochs:g} cannot be combined; to train for "
+            f"--steps {run.steps} and --epochs {run.epochs:g} cannot be combined; to train for "
             "--steps, pass --epochs None."
         )
+    return replace(run, epochs=None)
 
 
 def with_epochs_as_steps(run: AnyRunConfig, num_rows: int | None) -> AnyRunConfig:
@@ -123,6 +176,9 @@ def with_epochs_as_steps(run: AnyRunConfig, num_rows: int | None) -> AnyRunConfi
     # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
     steps = math.ceil(Fraction(str(run.epochs)) * num_rows / run.batch_size)
     print(f"Epochs: {run.epochs:g}, steps: {steps:,}.")
+    if steps < FEW_STEPS:
+        epochs = math.ceil(ENOUGH_STEPS * run.batch_size / num_rows)
+        print(f"So few updates change a model little; {ENOUGH_STEPS} would be --epochs {epochs}.")
     return replace(run, steps=steps, epochs=None)
 
 

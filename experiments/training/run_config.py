@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import jax
 
@@ -23,6 +23,14 @@ from jaxformer.parallel import DistributedConfig, MeshConfig
 from jaxformer.training.gradient import Objective
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.skip_step import SkipStepConfig
+
+if TYPE_CHECKING:  # the data, or `RunConfig.largest`, replace None before anything reads it
+    FromData: TypeAlias = int
+else:
+    FromData = int | None
+
+UPDATES_PER_EPOCH = 10  # at least, where the batch size follows from the data
+LENGTH_MULTIPLE = 16  # of row lengths that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +74,9 @@ class RunConfig:
         resume_or_begin: Resume if --output has a checkpoint, else start a new run there; if the run
             is complete, do nothing. Use it in a script that repeats the command until it succeeds.
         log_every: Steps between lines of the metrics.
-        evaluate_every: Steps between evaluations.
-        save_every: Steps between checkpoints; the last step is always saved.
+        evaluate_every: Steps between evaluations; the last step is always evaluated.
+        save_every: Steps between checkpoints; the last step is always saved, and each whose
+            evaluation is the best so far.
         keep: Number of newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
@@ -159,6 +168,10 @@ class RunConfig:
             )
         return steps
 
+    def largest(self: "AnyRunConfig") -> "AnyRunConfig":
+        """The run with the largest row length and batch size that it may have."""
+        return self
+
     @property
     def name(self) -> str:
         """Name of the program, for commands and folder names."""
@@ -171,18 +184,36 @@ class EpochsConfig(RunConfig):
 
     Attributes:
         epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
-            read at least this often. None means --steps.
+            read at least this often. None means --steps; --steps replaces a default.
     """
 
     epochs: float | None = None
 
     def __post_init__(self):
+        if self.epochs is None and self.steps is None:
+            raise ValueError("--epochs None needs --steps NUMBER.")
         super().__post_init__()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
 
 
 AnyRunConfig = TypeVar("AnyRunConfig", bound=RunConfig)
+
+
+def fitting_length(longest: int, limit: int) -> int:
+    """Length of the rows for examples of at most `longest` tokens."""
+    return min(limit, -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+
+
+def fitting_batch_size(run: RunConfig, num_rows: int, unit: int) -> int:
+    """The largest batch size, a multiple of `unit`, with enough updates in an epoch."""
+    most = run.largest().batch_size
+    return min(most, max(unit, num_rows // UPDATES_PER_EPOCH // unit * unit))
+
+
+def context_length(model: TransformerConfig) -> int | None:
+    """Learned positions of a model, else the context length of its folder or run, if known."""
+    return model.max_length or model.max_position_embeddings
 
 
 def check_rows(run: Any, program: str) -> None:
@@ -195,7 +226,7 @@ def check_rows(run: Any, program: str) -> None:
     if not 0 < run.held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {run.held_out}.")
     longest = run.model.max_length
-    if longest is not None and run.length > longest:
+    if None not in (longest, run.length) and run.length > longest:
         raise ValueError(
             f"length {run.length} is more than the {longest} learned positions of the model."
         )

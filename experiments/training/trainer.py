@@ -5,10 +5,11 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,6 +92,7 @@ def make_train_setup(
         gradient_accumulation_steps=run.gradient_accumulation_steps,
     )
     check_memory(run, mesh, length=length, source_length=max(source_lengths, default=0))
+    print_length_note(run.model, length)
     print_export_note(run.model)
     if run.tensorboard:
         import_extra("tensorboardX")
@@ -105,6 +107,17 @@ def make_train_setup(
         attention_implementation=run.attention_implementation,
     )
     return TrainSetup(output, stores.storage_path(run.output or output), mesh, model)
+
+
+def print_length_note(config: TransformerConfig, length: int) -> None:
+    """Print that rows are longer than the context of the model, where its positions have no end."""
+    known = config.max_position_embeddings
+    if known is not None and length > known:
+        print(
+            f"Warning: rows have {length:,} tokens, but the model has only seen {known:,} positions "
+            f"(max_position_embeddings). Pass --length {known}, or scale RoPE for a longer context "
+            "by --model.attention.positions."
+        )
 
 
 def print_export_note(config: TransformerConfig) -> None:
@@ -161,12 +174,14 @@ class TrainData(Protocol):
     Attributes:
         tokenizer: Tokenizer, which is saved beside the checkpoints.
         sequence_length: Row length in tokens; with an encoder, of the targets.
+        fitted: Fields of the run that follow from the data.
         rows_per_epoch: Rows of an epoch; None if they are not known.
         get_batch: Function of k that returns the sharded batch of step k + 1.
     """
 
     tokenizer: Tokenizer
     sequence_length: int
+    fitted: Mapping[str, Any] = {}
     rows_per_epoch: int | None = None
     get_batch: Callable[[int], AnyBatch]
 
@@ -190,8 +205,15 @@ class TrainData(Protocol):
         """Prepare for the steps after `step`, with the parameters after it."""
         return
 
-    def evaluate(self, step: int, params: Any, recorder: "Recorder") -> Evaluation:
-        """Evaluate the parameters after a step; `recorder` has the progress and checkpoints."""
+    def evaluate(self, step: int, params: Any, recorder: "Recorder", *, final: bool) -> Evaluation:
+        """Evaluate the parameters after a step, on all held-out data if the evaluation is final.
+
+        Args:
+            step: The step.
+            params: The parameters.
+            recorder: It has the progress and the checkpoints.
+            final: Whether it is the result of the run; others choose the best checkpoint.
+        """
         ...
 
     def report(self, result: TrainResult | None) -> None:
@@ -237,18 +259,23 @@ def train_run(run: RunConfig, setup: TrainSetup, train_data: TrainData) -> Train
         train_data.prepare(start_step, state.params)
         write_run_files(run, setup.local_folder, train_data, start_step)
         writers = make_writers(run, setup.local_folder, description, start_step)
-        title = f"{format_count(costs.num_parameters(run.model))} parameters, "
-        title += f"{setup.mesh.size} device(s)"
+        count = costs.num_parameters(run.model)
+        title = f"{format_count(count)} parameters, {setup.mesh.size} device(s)"
+        if run.model.adapter is not None:
+            num_trained = sum(math.prod(x.shape) for x in jax.tree.leaves(trained))
+            title += f"; {format_count(num_trained)} are trained ({num_trained / count:.2%})"
         meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
         with (
             metrics.MultiWriter(writers) as writer,
-            Progress(run.steps, start_step=start_step, title=title) as progress,
+            Progress(
+                run.steps, start_step=start_step, title=title, log_every=run.log_every
+            ) as progress,
         ):
             recorder = Recorder(
                 run, setup, train_data, checkpoints, description, meter, writer, progress
             )
             state = run_steps(recorder, update, state, start_step)
-            return state.params, recorder.evaluate(run.steps, state.params).metrics
+            return state.params, recorder.evaluate(run.steps, state.params, final=True).metrics
 
 
 def checkpoint_description(
@@ -299,7 +326,8 @@ class Recorder(NamedTuple):
     def log(self, results: list[loop.StepResult]) -> None:
         """Show the metrics of finished steps, and write those of every `log_every` steps."""
         for result, numbers in self.meter.step_metrics(results):
-            self.progress.update(result.step, **numbers)
+            seconds = self.meter.tokens / numbers["tokens_per_second"]
+            self.progress.update(result.step, step_seconds=seconds, **numbers)
             if result.num_consecutive_skips:
                 self.progress.print(
                     f"step {result.step:,}: update skipped (loss {result.loss:.4g}, gradient norm "
@@ -312,9 +340,9 @@ class Recorder(NamedTuple):
                     numbers["max_expert_load"] = result.max_expert_load
                 self.writer.write(result.step, {**numbers, **skipped})
 
-    def evaluate(self, step: int, params: Any) -> Evaluation:
+    def evaluate(self, step: int, params: Any, *, final: bool = False) -> Evaluation:
         """Evaluate the parameters and write the metrics."""
-        evaluation = self.train_data.evaluate(step, params, self)
+        evaluation = self.train_data.evaluate(step, params, self, final=final)
         self.writer.write(step, evaluation.metrics)
         return evaluation
 
@@ -368,11 +396,13 @@ def run_steps(
             if step + 1 == profiled.stop:
                 trace.close()
             recorder.log(results)
-            loss = None
-            if step % run.evaluate_every == 0 and step < run.steps:
+            loss, is_best = None, False
+            if step % run.evaluate_every == 0 or step == run.steps:
                 # Before saving, so that a run resumed from this checkpoint has its metrics.
                 loss = recorder.evaluate(step, state.params).loss
-            if step % run.save_every == 0 or step == run.steps or signals.stop_requested:
+                is_best = recorder.checkpoints.is_best(loss)
+            saves = is_best or step % run.save_every == 0 or step == run.steps
+            if saves or signals.stop_requested:
                 recorder.save(step, state, loss)
             if signals.stop_requested:
                 raise signals.to_error()
@@ -381,7 +411,7 @@ def run_steps(
             while waits(step):
                 time.sleep(WAIT_SECONDS)
                 if signals.should_stop(step):
-                    if step % run.save_every:  # else it is saved
+                    if not saves:
                         recorder.save(step, state, None)
                     raise signals.to_error()
             profile_from(step + 1)
@@ -415,6 +445,7 @@ def compile_train_step(
     programs = {}
     for batch in batches:
         started_at = time.monotonic()
+        print("Compiling the train step ...", flush=True)
         with print_logged_choices():
             lowered = update.lower(state, batch)
         programs[batch_shapes(batch)] = compiled = lowered.compile()

@@ -103,12 +103,12 @@ class DateData(TrainData):
             sized = self._batches[step]._replace(source=blank, source_segments=blank)
             yield put_batch(sized, self._mesh, size)
 
-    def evaluate(self, step: int, params: Any, recorder: Recorder) -> Evaluation:
-        """Exact match; after the last step of averaged parameters, also with beam search."""
-        run, last = self._run, step == recorder.run.steps
-        dates = held_out_dates(run, run.held_out_texts if last else run.evaluate_texts)
+    def evaluate(self, step: int, params: Any, recorder: Recorder, *, final: bool) -> Evaluation:
+        """Exact match; the final one is of averaged parameters, also with beam search."""
+        run = self._run
+        dates = held_out_dates(run, run.held_out_texts if final else run.evaluate_texts)
         ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
-        if last:
+        if final:
             ways["beam"] = run.beam
             params = average_checkpoints(recorder.checkpoints, params, count=run.average)
         for name, sampler in ways.items():
@@ -119,7 +119,7 @@ class DateData(TrainData):
         recorder.progress.print(
             f"step {step:,}: exact match {shown} of {len(dates)} held-out texts"
         )
-        metrics = {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
+        metrics = {f"{'final_' if final else ''}exact_{n}": share for n, share in shares.items()}
         return Evaluation(metrics, loss=-shares["greedy"])
 
     def report(self, result: TrainResult | None) -> None:

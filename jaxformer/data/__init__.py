@@ -71,4 +71,5 @@ from jaxformer.data.tokenizers import PretrainedTokenizer as PretrainedTokenizer
 from jaxformer.data.tokenizers import Tokenizer as Tokenizer
 from jaxformer.data.tokenizers import TokenizerConfig as TokenizerConfig
 from jaxformer.data.tokenizers import bos_token_id as bos_token_id
+from jaxformer.data.tokenizers import decode_continuation as decode_continuation
 from jaxformer.data.tokenizers import train_bpe as train_bpe

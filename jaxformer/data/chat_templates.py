@@ -64,7 +64,7 @@ class ChatTemplate:
             add_generation_prompt: Whether to append the start of the assistant's next message.
 
         Raises:
-            ValueError: The template raises an error or does not end.
+            ValueError: The template raises an error or does not end, or a message has no text.
         """
         return "".join(self._chunks(messages, add_generation_prompt=add_generation_prompt))
 
@@ -75,11 +75,12 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         brackets: tuple[str, str] = ("", ""),
     ) -> list[str]:
+        normalised = [_normalised(*each) for each in enumerate(messages, start=1)]
         try:
             return self._sandbox.chunks(
                 self._template,
                 brackets=brackets,
-                messages=[_normalised(message) for message in messages],
+                messages=normalised,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -98,8 +99,10 @@ class ChatTemplate:
 
         Raises:
             ValueError: The template fails, renders other messages differently depending on an
-                assistant's message, or leaves out the assistant's messages.
+                assistant's message, or leaves out the assistant's messages; or a message has no
+                text.
         """
+        messages = [_normalised(*each) for each in enumerate(messages, start=1)]
         numbers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         require(bool(numbers), "The conversation has no assistant message, so no token has loss.")
         text = self.render(messages)
@@ -196,13 +199,39 @@ def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _normalised(message: Message) -> dict[str, Any]:
-    """A message as transformers passes it to templates: no nulls, reasoning under two names."""
+def _normalised(number: int, message: Message) -> dict[str, Any]:
+    """A message as transformers passes it to templates: no nulls, reasoning under two names.
+
+    Templates of text would print a list of parts, so its text replaces it.
+
+    Raises:
+        ValueError: It has no text.
+    """
     known = {key: value for key, value in message.items() if value is not None}
+    where = f"message {number} of role {known['role']}"
+    if "content" in known:
+        known["content"] = _text_of_parts(known["content"], where)
+    elif not any(value for key, value in known.items() if key not in UNMARKED_KEYS):
+        raise ValueError(f"{where} has no content; give it a text, or remove the message.")
     for name in ("reasoning_content", "thinking", "reasoning"):
         if name in known:
             return {"thinking": known[name], **known, "reasoning_content": known[name]}
     return known
+
+
+def _text_of_parts(content: Any, where: str) -> str:
+    """Content of a message: a text, or a list of texts and of objects with a text."""
+    text = ""
+    for part in content if isinstance(content, list) else [content]:
+        piece = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(piece, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(
+                f"the content of {where} must be a text, or a list of parts with a text; got "
+                f"{kind}."
+            )
+        text += piece
+    return text
 
 
 def _mark_for(text: str) -> str:

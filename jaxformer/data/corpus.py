@@ -11,7 +11,13 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from jaxformer.checks import check_fields, require
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus_files import corpus_files
-from jaxformer.data.instructions import TOOLS, Instruction, Instructions, make_instruction
+from jaxformer.data.instructions import (
+    TOOLS,
+    Instruction,
+    Instructions,
+    is_instruction,
+    make_instruction,
+)
 from jaxformer.data.records import (
     RECORD_SUFFIXES,
     Record,
@@ -87,8 +93,8 @@ class Packed:
 
     A folder that ``python -m jaxformer.data`` wrote, with its tokenizer; or a file or folder of
     another program, whose tokenizer a run needs beside it: ``.bin`` shards of llm.c (with its
-    header) and nanoGPT (uint16), ``.bin`` with ``.idx`` of Megatron-LM, ``.parquet`` with a column
-    of ids. Documents end where the end of text stands.
+    header) and nanoGPT (without), ``.bin`` with ``.idx`` of Megatron-LM, ``.parquet`` with a column
+    of ids. Documents start at a bos token, else end at the end of text or by the index.
 
     Attributes:
         path: File or folder.
@@ -311,8 +317,11 @@ def _is_of_records(path: Path, field: str) -> bool:
 
 def _text_field(record: Record, field: str, *, where: str) -> str:
     if field not in record:
+        advice = ""
+        if is_instruction(record):
+            advice = " Prompts and answers are read by 'Instructions(path=...)' instead of a path."
         raise ValueError(
-            f"{where} has no field {field!r}; it has {', '.join(record) or 'no fields'}."
+            f"{where} has no field {field!r}; it has {', '.join(record) or 'no fields'}.{advice}"
         )
     text: Any = record[field]
     if text is None:

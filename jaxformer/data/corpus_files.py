@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.checks import require
+from jaxformer.data.dataset_splits import training_files
 from jaxformer.data.records import TABLE_SUFFIXES, data_suffix, has_records
 from jaxformer.json_files import get_field, read_json
 
@@ -20,7 +21,8 @@ def corpus_files(
     """The file itself, or the corpus files of a folder and its subfolders.
 
     A ``.json`` file is included only if its first record has one of the keys, as many programs
-    write other JSON beside texts. For a saved dataset, its index lists the files.
+    write other JSON beside texts. For a saved dataset, its index lists the files. Validation and
+    test files are left out, see `training_files`.
 
     Args:
         where: File or folder.
@@ -50,7 +52,8 @@ def corpus_files(
             if suffix in suffixes and path.is_file():
                 if suffix != ".json" or has_records(path, keys):
                     paths.append(path)
-    return sorted(paths, key=lambda path: path.relative_to(where).as_posix())
+    names = sorted(path.relative_to(where).as_posix() for path in paths)
+    return [where / name for name in training_files(names, where)]
 
 
 def _raise(error: OSError) -> None:

@@ -1,9 +1,8 @@
 """Pairs of answers to one prompt, of which one is preferred, in batches of one row per answer."""
 
 import hashlib
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
@@ -11,19 +10,26 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from jaxformer.checks import require
 from jaxformer.data.batches import Batch, check_step
 from jaxformer.data.cached_files import cached_arrays
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.file_digests import check_unchanged, file_state
 from jaxformer.data.instructions import TOOLS, Instruction, Instructions, make_instruction
-from jaxformer.data.records import Record, read_records
-from jaxformer.data.tokenization import tokenize_documents
+from jaxformer.data.preference_records import (
+    CHOSEN,
+    FILLED,
+    PROMPT,
+    REASONS,
+    REJECTED,
+    read_pair,
+    reasons_text,
+)
+from jaxformer.data.records import read_records
+from jaxformer.data.tokenization import TokenizedPart, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import json_digest
 
-FORMAT_VERSION = 1  # incremented when cached arrays change
-PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+FORMAT_VERSION = 2  # incremented when cached arrays change
 
 
 class PreferenceBatch(NamedTuple):
@@ -57,6 +63,7 @@ class Preferences:
         row_length: Maximum number of inputs of a row.
         end_of_text: Token that fills rows.
         num_truncated: Number of rows that were truncated.
+        left_out: Number of pairs that were left out for each of `REASONS`.
     """
 
     tokens: Int32[np.ndarray, " N"]
@@ -66,9 +73,15 @@ class Preferences:
     row_length: int
     end_of_text: int
     num_truncated: int
+    left_out: Int64[np.ndarray, " R"]
 
     def __len__(self) -> int:
         return len(self.prompt_keys)
+
+    @property
+    def left_out_text(self) -> str:
+        """The number of pairs that were left out for each reason; empty if there are none."""
+        return reasons_text(self.left_out.tolist())
 
     @property
     def digest(self) -> str:
@@ -197,10 +210,16 @@ def read_preferences(
 ) -> Preferences:
     """Read and tokenize pairs of answers, or open those of an earlier call.
 
-    A record has a prompt, a chosen and a rejected answer, all text or lists of messages. With a
-    template they are rendered as a conversation, whose assistant's messages have loss; those of the
-    prompt are the same in both rows, so that they change no difference. Without one, prompt, answer
-    and end of text are concatenated. Rows that are too long are truncated.
+    A record has a prompt, a chosen and a rejected answer, all text or lists of messages, as in TRL.
+    With a template they are rendered as a conversation, whose assistant's messages have loss; the
+    prompt's messages are the same in both rows, so that they change no difference. Without one,
+    prompt, answer and end of text are concatenated. Rows that are too long are truncated.
+
+    Answers may begin with the prompt, where a record has none, or where they are conversations that
+    repeat it. The prompt is then their common beginning. Such texts are not rendered.
+
+    A pair is left out and counted if an answer is empty, both are equal, a row has nothing of them
+    that differs, or they are conversations that begin differently.
 
     Args:
         path: JSON Lines, a JSON array, or a Parquet or Arrow table.
@@ -213,8 +232,8 @@ def read_preferences(
         The pairs, in the order of the file.
 
     Raises:
-        ValueError: There are no pairs, or a field is missing or empty, both answers are equal, or a
-            row leaves nothing of them that differs; the message has file and line.
+        ValueError: No pair is left, with the reasons; or a field is missing or is neither text nor
+            messages, with file and line.
     """
     path = Path(path)
     state = file_state(path)
@@ -240,32 +259,40 @@ def _tokenize(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, row_length: int, parts: Path
 ) -> dict[str, Any]:
     """Fields of `Preferences`."""
-    locations, prompt_keys = list[str](), list[int]()
+    all_keys, left_out = list[int](), dict.fromkeys(REASONS, 0)
 
     def answers() -> Iterator[Instruction]:
         for _, record, where in read_records(path, (PROMPT, CHOSEN, REJECTED, TOOLS)):
-            _check_record(record, where)
-            locations.append(where)
-            prompt = json.dumps(record[PROMPT], sort_keys=True).encode()
-            prompt_keys.append(int.from_bytes(hashlib.sha256(prompt).digest()[:8]))
-            for answer in (CHOSEN, REJECTED):
-                source, conversation = Instructions(path="", answer=answer), _joined(record, answer)
-                yield make_instruction(where, conversation, source, template, where=where)
+            pair = read_pair(record, where=where)
+            if isinstance(pair, str):
+                left_out[pair] += 1
+                continue
+            all_keys.append(pair.prompt_key)
+            used = template if pair.is_rendered else None
+            for answer, each in ((CHOSEN, pair.chosen), (REJECTED, pair.rejected)):
+                source = Instructions(path="", answer=answer)
+                yield make_instruction(where, each, source, used, where=where)
 
-    rows, masks = list[np.ndarray](), list[np.ndarray]()
-    num_truncated, first = 0, bos_token_id(tokenizer)
-    for part in tokenize_documents(answers(), tokenizer, parts):
-        for ids, mask, _, opens in part.documents():
-            if opens:
-                ids, mask = np.append(first, ids), np.append(False, mask)
-            num_truncated += len(ids) > row_length + 1
-            rows.append(ids[: row_length + 1].astype(np.int32))
-            masks.append(mask[: row_length + 1].astype(bool))
-            masks[-1][0] = False  # the first token is no target
-            if len(rows) % 2 == 0:
-                where = locations[len(rows) // 2 - 1]
-                _check_rows(rows[-2:], masks[-2:], row_length, where)
-    require(len(rows) > 0, f"{path} has no pairs.")
+    rows, masks, prompt_keys, num_truncated = list[np.ndarray](), list[np.ndarray](), list[int](), 0
+    encoded = _rows(tokenize_documents(answers(), tokenizer, parts), bos_token_id(tokenizer))
+    for number, pair in enumerate(zip(encoded, encoded, strict=True)):
+        tokens, loss_masks = (
+            [x[: row_length + 1] for x in each] for each in zip(*pair, strict=True)
+        )
+        if not _differ(tokens, loss_masks):
+            left_out[FILLED] += 1
+            continue
+        rows += tokens
+        masks += loss_masks
+        prompt_keys.append(all_keys[number])
+        num_truncated += sum(len(ids) > row_length + 1 for ids, _ in pair)
+    if not rows:
+        reasons = reasons_text(left_out.values())
+        raise ValueError(
+            f"{path} has no pair that a row of {row_length} tokens can use: {reasons}."
+            if reasons
+            else f"{path} has no pairs."
+        )
     return {
         "tokens": np.concatenate(rows),
         "loss_mask": np.concatenate(masks),
@@ -274,59 +301,25 @@ def _tokenize(
         "row_length": row_length,
         "end_of_text": tokenizer.end_of_text,
         "num_truncated": num_truncated,
+        "left_out": np.array([*left_out.values()]),
     }
 
 
-def _check_record(record: Record, where: str) -> None:
-    """Raise if a field is missing or empty, or the answers are equal."""
-    for name in (PROMPT, CHOSEN, REJECTED):
-        if not isinstance(record.get(name), str | list):
-            raise ValueError(
-                f"{where}: {name} must be text or a list of messages; the record has "
-                f"{', '.join(record) or 'no fields'}."
-            )
-    for name in (CHOSEN, REJECTED):
-        match record[name]:
-            case str(text) if text.strip():
-                continue
-            case [{"role": role}, *_] if role != "assistant":
-                raise ValueError(
-                    f"{where}: {name} must begin with a message of the assistant; got one of "
-                    f"{role}. The messages before it belong to {PROMPT}."
-                )
-            case [*messages] if any(_has_content(message) for message in messages):
-                continue
-        raise ValueError(f"{where}: {name} is empty.")
-    if record[CHOSEN] == record[REJECTED]:
-        raise ValueError(f"{where}: {CHOSEN} and {REJECTED} are equal.")
+def _rows(
+    parts: Iterable[TokenizedPart], first: int
+) -> Iterator[tuple[Int32[np.ndarray, " N"], Bool[np.ndarray, " N"]]]:
+    """Tokens and loss mask of each prompt with one answer."""
+    for part in parts:
+        for ids, mask, _, opens in part.documents():
+            if opens:
+                ids, mask = np.append(first, ids), np.append(False, mask)
+            mask = mask.astype(bool)
+            mask[0] = False  # the first token is no target
+            yield ids.astype(np.int32), mask
 
 
-def _has_content(message: Any) -> bool:
-    """Whether a message has more than a role; `make_instruction` refuses what is no message."""
-    if not isinstance(message, dict):
-        return True
-    return any(value for key, value in message.items() if key != "role")
-
-
-def _joined(record: Record, answer: str) -> Record:
-    """A record of the prompt with one answer, as a conversation if one of them has messages."""
-    parts = {"user": record[PROMPT], "assistant": record[answer]}
-    if not any(isinstance(part, list) for part in parts.values()):
-        return record
-    messages = list[Any]()
-    for role, part in parts.items():
-        messages += part if isinstance(part, list) else [{"role": role, "content": part}]
-    return {"messages": messages, TOOLS: record.get(TOOLS)}
-
-
-def _check_rows(
-    rows: list[np.ndarray], masks: list[np.ndarray], row_length: int, where: str
-) -> None:
-    """Raise if what is left of two answers does not differ."""
+def _differ(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> bool:
+    """Whether what is left of two answers differs."""
     num_both = min(map(len, rows))
     shared = np.append(rows[0][:num_both] == rows[1][:num_both], False).argmin()
-    if not any(mask[shared:].any() for mask in masks):
-        raise ValueError(
-            f"{where}: a row of {row_length} tokens leaves nothing of {CHOSEN} and {REJECTED} that "
-            "differs; use longer rows, or leave the record out."
-        )
+    return any(mask[shared:].any() for mask in masks)

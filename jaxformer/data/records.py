@@ -162,7 +162,8 @@ def _table_rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Ite
                     rows = wanted.to_pylist()
                 except UnicodeDecodeError:  # one by one, so that the row can be named
                     rows = (wanted.slice(i, 1).to_pylist()[0] for i in range(len(wanted)))
-                yield from map(_without_nulls, rows)
+                for row in rows:
+                    yield {name: _without_nulls(value) for name, value in row.items()}
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
@@ -173,7 +174,7 @@ def _columns_to_read(keys: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without the nulls of absent fields."""
+    """A value without the nulls of absent fields in its objects."""
     match value:
         case dict():
             return {name: _without_nulls(x) for name, x in value.items() if x is not None}

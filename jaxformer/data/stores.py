@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from jaxformer.data.dataset_splits import training_files
 from jaxformer.data.records import data_suffix
 from jaxformer.extras import import_extra
 from jaxformer.json_files import json_digest
@@ -102,7 +103,8 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
     Args:
         url: Address of a file or a folder, or a pattern such as ``hf://datasets/NAME/*.parquet``.
         suffixes: Suffixes of the files of a folder to include, without README.md; ``.json`` files
-            need a pattern. None includes all files.
+            need a pattern. Validation and test files are left out, see `training_files`. None
+            includes all files.
 
     Returns:
         The files by name, sorted.
@@ -141,9 +143,13 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
         is_any = is_pattern or suffixes is None
         reason = "matches" if is_any else f"has the suffix {' or '.join(suffixes or ())}"
         raise ValueError(f"{url} has no text: no file there {reason}.")
+    kept = set(names.values())
+    if suffixes is not None:
+        kept &= {*training_files(list(names.values()), url)}
     return {
         name: StoreFile(filesystem, k, name, infos[k].get("size"), _version(infos[k]))
         for k, name in names.items()
+        if name in kept
     }
 
 

@@ -23,6 +23,7 @@ from jaxformer.data.corpus import (
     documents,
 )
 from jaxformer.data.corpus_cache import PartName, SplitSource, check_recorded
+from jaxformer.data.dataset_splits import training_files
 from jaxformer.data.instructions import Instructions
 from jaxformer.data.mixed_rows import AnyRows
 from jaxformer.data.packing import FORMAT_VERSION, METADATA, pack
@@ -394,6 +395,7 @@ def list_token_shards(url: str) -> dict[str, list[StoreFile]]:
         for path, file in paths.items()
         if path.suffix in TOKEN_SUFFIXES
     }
+    shards = {name: shards[name] for name in training_files(list(shards), url, always=True)}
     if not shards:
         raise ValueError(
             f"{url} has no tokenized text: neither parts that python -m jaxformer.data wrote nor "

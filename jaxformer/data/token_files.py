@@ -1,16 +1,18 @@
 """Token files of other programs: llm.c, nanoGPT, Megatron-LM, and Parquet with a column of ids.
 
 They are read from where they lie. An index of each (where documents start, digests of its blocks)
-is cached by its SHA-256. Documents end where the end of text stands.
+is cached by its SHA-256. Documents start at the bos token, else end at the end of text. Where a
+file has neither, those of Megatron-LM's index are copied with an end of text after each.
 """
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxformer.checks import require
-from jaxformer.data.cached_files import cached_arrays
+from jaxformer.data.cached_files import cached_arrays, cached_json
 from jaxformer.data.checked_files import BLOCK_BYTES, CheckedFile, block_digests
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.tokenization import smallest_unsigned_dtype
@@ -24,21 +26,27 @@ LLMC_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # of GPT-2 and of Ll
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 TOKENS_PER_BLOCK = BLOCK_BYTES << 4  # read at once
+HEADERLESS_DTYPES = ("<i8", "<u4")  # besides uint16
+LARGEST_VOCABULARY = 1 << 20  # that a tokenizer has
+NUM_TRIED = 1 << 16  # ids that tell the dtype
 
 
 class TokenFile(NamedTuple):
-    """A file of token ids: its dtype, and the bytes before the first id."""
+    """A file of token ids: its dtype, the bytes before the first id, the index of Megatron-LM."""
 
     path: Path
     dtype: str
     offset: int = 0
+    megatron_index: Path | None = None
 
 
-def describe_token_file(path: Path) -> TokenFile:
+def describe_token_file(path: Path, vocab_size: int) -> TokenFile:
     """Find out how a ``.bin`` file stores its tokens, from its header or the ``.idx`` beside it.
 
     Args:
-        path: Shard of llm.c, file of nanoGPT (uint16 without a header), or of Megatron-LM.
+        path: Shard of llm.c, file of nanoGPT (without a header), or of Megatron-LM.
+        vocab_size: Vocabulary size of the tokenizer; of a file without a header, the widest dtype
+            is taken of which the ids could be of a vocabulary.
 
     Returns:
         The description.
@@ -49,15 +57,18 @@ def describe_token_file(path: Path) -> TokenFile:
     size, index = path.stat().st_size, path.with_suffix(".idx")
     num_tokens: float
     if index.exists():
-        dtype, num_tokens = _read_megatron_index(index)
-        file = TokenFile(path, dtype)
+        dtype, ends = _read_megatron_index(index)
+        file, num_tokens = TokenFile(path, dtype, megatron_index=index), int(ends[-1])
     else:
         head = np.fromfile(path, "<i4", 3)
         magic, version, num_tokens = head.tolist() if len(head) == 3 else (0, 0, 0)
         if magic not in {magic for magic, _ in LLMC_DTYPES}:
-            file, num_tokens = TokenFile(path, "<u2"), size / 2
+            file = TokenFile(path, _headerless_dtype(path, size, vocab_size))
+            num_tokens = size / np.dtype(file.dtype).itemsize
         elif (magic, version) in LLMC_DTYPES:
-            file = TokenFile(path, LLMC_DTYPES[magic, version], LLMC_HEADER_BYTES)
+            is_wide = size == LLMC_HEADER_BYTES + 4 * num_tokens  # whatever the version says
+            dtype = "<u4" if is_wide else LLMC_DTYPES[magic, version]
+            file = TokenFile(path, dtype, LLMC_HEADER_BYTES)
         else:
             raise ValueError(f"{path} has llm.c's header of version {version}, which is unknown.")
     expected = file.offset + num_tokens * np.dtype(file.dtype).itemsize
@@ -70,8 +81,22 @@ def describe_token_file(path: Path) -> TokenFile:
     return file
 
 
-def _read_megatron_index(path: Path) -> tuple[str, int]:
-    """Dtype and number of tokens of Megatron-LM's ``.bin`` file."""
+def _headerless_dtype(path: Path, size: int, vocab_size: int) -> str:
+    """Dtype of a file without a header: read as a wider one, pairs of ids are far too large.
+
+    Ids of a larger vocabulary stay wide, so that they are refused by the largest of them. Only
+    pairs of ids of a few characters may be small.
+    """
+    most = vocab_size if vocab_size <= 4096 else max(vocab_size, LARGEST_VOCABULARY)
+    for dtype in HEADERLESS_DTYPES:
+        ids = np.fromfile(path, dtype, NUM_TRIED)
+        if len(ids) and not size % ids.itemsize and 0 <= ids.min() <= ids.max() < most:
+            return dtype
+    return "<u2"
+
+
+def _read_megatron_index(path: Path) -> tuple[str, np.ndarray]:
+    """Dtype and the end of each document of Megatron-LM's ``.bin`` file."""
     data = path.read_bytes()
     if len(data) < 34 or not data.startswith(MEGATRON_MAGIC):
         raise ValueError(f"{path} is not an index of Megatron-LM.")
@@ -81,10 +106,67 @@ def _read_megatron_index(path: Path) -> tuple[str, int]:
             f"{path} has version {version} and dtype {code}; version 1 and the dtypes "
             f"{', '.join(map(str, MEGATRON_DTYPES))} can be read."
         )
-    (count,) = np.frombuffer(data[18:26], "<u8")
-    lengths = np.frombuffer(data[34 : 34 + 4 * int(count)], "<i4")
+    count, num_bounds = np.frombuffer(data[18:34], "<u8").tolist()
+    lengths = np.frombuffer(data[34 : 34 + 4 * count], "<i4")
     require(len(lengths) == count, f"{path} is cut off: it has {len(lengths)} of {count} lengths.")
-    return MEGATRON_DTYPES[code], int(lengths.sum(dtype=np.int64))
+    bounds = np.frombuffer(data[34 + 12 * count :][: 8 * num_bounds], "<i8")  # after the pointers
+    if len(bounds) != num_bounds or (num_bounds and bounds[-1] > count):
+        raise ValueError(f"{path} is cut off: it has {len(bounds)} of {num_bounds} documents.")
+    ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    return MEGATRON_DTYPES[code], ends[np.append(bounds[1:], count)]
+
+
+def separate_documents(
+    file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: Path
+) -> tuple[TokenFile, str]:
+    """Copy a file of Megatron-LM once, if the documents of its index have no end and no bos token.
+
+    Args:
+        file: The file.
+        sha256: Its SHA-256.
+        tokenizer: The tokenizer of its text.
+        cache: Folder of caches.
+
+    Returns:
+        The file or its copy, and a name of its content.
+    """
+    if file.megatron_index is None:
+        return file, sha256
+    ends = _read_megatron_index(file.megatron_index)[1]
+    ends = ends[np.diff(ends, prepend=0) > 0]
+    numbers = np.memmap(file.path, file.dtype, mode="r")
+    index_sha256 = hashlib.sha256(file.megatron_index.read_bytes()).hexdigest()
+    end, bos = tokenizer.end_of_text, bos_token_id(tokenizer)
+    identity = [sha256, index_sha256, end, bos, tokenizer.vocab_size]
+
+    def is_separate() -> np.ndarray:
+        opens = (numbers[np.append(0, ends[:-1])] == bos) & (bos != end)
+        return opens | (numbers[ends - 1] == end)
+
+    folder, content = cache / "token_files", json_digest(identity)
+    if cached_json(folder, identity, lambda: bool(is_separate().all())):
+        return file, sha256
+    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
+    target = folder / f"{content[:32]}.bin"
+    if not target.exists():
+        _insert_ends(file.path, numbers, ends[~is_separate()], tokenizer, target)
+    return TokenFile(target, dtype.str), content
+
+
+def _insert_ends(
+    path: Path, numbers: np.ndarray, places: np.ndarray, tokenizer: Tokenizer, target: Path
+) -> None:
+    """Copy token ids with an end of text inserted at some places."""
+    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
+    partial = target.with_suffix(".partial")
+    with open(partial, "wb") as file:
+        for first in range(0, len(numbers), TOKENS_PER_BLOCK):
+            ids = np.asarray(numbers[first : first + TOKENS_PER_BLOCK], np.int64)
+            _check_largest(path, ids, tokenizer)
+            bounds = np.searchsorted(places, (first, first + len(ids)), side="right")
+            inside = places[slice(*bounds)] - first
+            file.write(np.insert(ids, inside, tokenizer.end_of_text).astype(dtype).data)
+    partial.replace(target)
 
 
 def convert_parquet(path: Path, field: str, tokenizer: Tokenizer, target: Path) -> TokenFile:
@@ -146,9 +228,11 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
     Raises:
         ValueError: An id is not in the vocabulary.
     """
-    identity = [sha256, file.dtype, file.offset, tokenizer.end_of_text, tokenizer.vocab_size]
+    end, bos = tokenizer.end_of_text, bos_token_id(tokenizer)
+    identity = [sha256, file.dtype, file.offset, end, bos, tokenizer.vocab_size]
     path = cache / "token_files" / f"{json_digest(identity)[:32]}.npz"
-    index = cached_arrays(path, ("starts", "digests"), lambda: _index(file, tokenizer))
+    names = ("starts", "digests", "has_bos")
+    index = cached_arrays(path, names, lambda: _index(file, tokenizer))
     starts, digests = index["starts"], index["digests"].tobytes()
     tokens = CheckedFile(file.path, file.dtype, digests, offset=file.offset)
     return PackedRows(
@@ -157,24 +241,29 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
         document_bytes=np.zeros(len(starts), np.int64),
         num_inputs=len(tokens) - 1,
         row_length=1,
-        end_of_text=tokenizer.end_of_text,
+        end_of_text=end,
         num_documents=len(starts),
         num_bytes=0,
         num_targets=len(tokens) - 1,
         digest=json_digest(identity),
         tokenizer_digest=json_digest(tokenizer.to_json()),
-        bos_token_id=bos_token_id(tokenizer),
+        bos_token_id=None if index["has_bos"] else bos,
     )
 
 
 def _index(file: TokenFile, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """Where documents start, and the digests of the blocks."""
+    """Where documents start, the digests of the blocks, and whether bos tokens open documents."""
     numbers = np.memmap(file.path, file.dtype, mode="r", offset=file.offset)
-    starts = [np.zeros(int(numbers[0] != tokenizer.end_of_text), np.int64)]
+    end, bos, found = tokenizer.end_of_text, bos_token_id(tokenizer), list[np.ndarray]()
     for first in range(0, len(numbers), TOKENS_PER_BLOCK):
         ids = np.asarray(numbers[first : first + TOKENS_PER_BLOCK])
         _check_largest(file.path, ids, tokenizer)
-        starts.append(first + np.flatnonzero(ids == tokenizer.end_of_text))
-    places = np.concatenate(starts)
+        found.append(first + np.flatnonzero((ids == end) | (ids == bos)))
+    places = np.concatenate(found)
+    is_bos = (numbers[places] == bos) & (bos != end)
+    # An end of text before a bos token only ends its document.
+    starts = np.setdiff1d(places, places[is_bos] - 1)
+    starts = np.union1d(starts, 0)
     digests = np.frombuffer(block_digests(file.path, offset=file.offset), np.uint8)
-    return {"starts": places[places < len(numbers) - 1], "digests": digests}
+    starts = starts[starts < len(numbers) - 1]
+    return {"starts": starts, "digests": digests, "has_bos": np.array(is_bos.any())}

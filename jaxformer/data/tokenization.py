@@ -23,14 +23,14 @@ Progress: TypeAlias = Callable[[int, int], None] | None  # of the bytes so far a
 
 
 class TokenizationProgress:
-    """Prints the share, the rate and the time left every few seconds."""
+    """Prints the share, the rate and the time left every few seconds, and the end if it did."""
 
     def __init__(self) -> None:
         self._started_at = self._printed_at = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._printed_at > PROGRESS_SECONDS:
+        now, has_printed = time.monotonic(), self._printed_at > self._started_at
+        if now - self._printed_at > PROGRESS_SECONDS or (has_printed and done >= total):
             self._printed_at = now
             rate = done / (now - self._started_at)
             print(

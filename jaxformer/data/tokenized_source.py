@@ -11,11 +11,17 @@ import numpy as np
 from jaxformer.data.cached_files import cached_json
 from jaxformer.data.corpus import AnyDocument, Document, Documents, Packed
 from jaxformer.data.corpus_cache import PartName
+from jaxformer.data.dataset_splits import training_files
 from jaxformer.data.file_digests import file_digests
 from jaxformer.data.mixed_rows import AnyRows, ConcatenatedRows
 from jaxformer.data.packing import open_packed
 from jaxformer.data.rows import PackedRows
-from jaxformer.data.token_files import convert_parquet, describe_token_file, open_token_file
+from jaxformer.data.token_files import (
+    convert_parquet,
+    describe_token_file,
+    open_token_file,
+    separate_documents,
+)
 from jaxformer.data.tokenization import Progress
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import json_digest
@@ -155,10 +161,14 @@ def with_bytes(rows: PackedRows, bytes_per_token: Callable[[], float]) -> Packed
 
 
 def token_files(path: Path) -> list[Path]:
-    """Token files of another program: a file, or those of a folder; none if it has other files."""
+    """Token files of another program: a file, or those of a folder; none if it has other files.
+
+    Validation and test files of a folder are left out, see `training_files`.
+    """
     if path.is_file():
         return [path]
-    return sorted(file for file in path.glob("*") if file.suffix in TOKEN_SUFFIXES)
+    names = sorted(file.name for file in path.glob("*") if file.suffix in TOKEN_SUFFIXES)
+    return [path / name for name in training_files(names, path, always=True)]
 
 
 def _open_files(
@@ -173,7 +183,8 @@ def _open_files(
             target = folder / "token_files" / f"{json_digest(identity)[:32]}.bin"
             file = convert_parquet(path, source.field, tokenizer, target)
         else:
-            file = describe_token_file(path)
+            file = describe_token_file(path, tokenizer.vocab_size)
+            file, sha256 = separate_documents(file, sha256, tokenizer, folder)
         yield path.name, open_token_file(file, sha256, tokenizer, folder)
 
 

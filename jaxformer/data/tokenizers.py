@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
@@ -256,15 +257,19 @@ class BPETokenizer:
     def encode_with_special_tokens(
         self, text: str, *, add_special_tokens: bool = True
     ) -> Int32[np.ndarray, " T"]:
-        """Encode a prompt, as transformers does.
+        """Encode a prompt, as transformers does, but without a second bos token.
 
         Args:
             text: Prompt; its special tokens are encoded as such, unless ``split_special_tokens``.
-            add_special_tokens: Whether to add the special tokens of the post-processor.
+            add_special_tokens: Whether to add the special tokens of the post-processor; first ones
+                with which the text begins are not added again.
         """
         with self._encoding(split_special_tokens=self._split_special_tokens):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        return np.array(encoding.ids, np.int32)
+        ids, added = np.array(encoding.ids, np.int32), np.array(encoding.special_tokens_mask, bool)
+        num_first = int(np.append(added, False).argmin())
+        repeated = np.array_equal(ids[:num_first], ids[~added][:num_first])
+        return ids[num_first:] if repeated else ids
 
     def encode_rendered_chat(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode rendered chat templates, parsing special tokens in the text."""
@@ -333,6 +338,23 @@ def bos_token_id(tokenizer: Tokenizer) -> int:
         Its ``bos_token_id`` if it has one, else its end of text.
     """
     return getattr(tokenizer, "bos_token_id", tokenizer.end_of_text)
+
+
+def decode_continuation(
+    tokenizer: Tokenizer, prompt: Sequence[SupportsIndex], new: Sequence[SupportsIndex]
+) -> str:
+    """Text that tokens add to their prompt; alone, they may lack their first space.
+
+    Args:
+        tokenizer: Any tokenizer.
+        prompt: Tokens before them.
+        new: The tokens.
+
+    Returns:
+        The text of all tokens, without the beginning that the prompt's text has.
+    """
+    before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *new])
+    return whole[len(commonprefix([before, whole])) :]
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:

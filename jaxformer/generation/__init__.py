@@ -2,6 +2,7 @@
 
 from jaxformer.generation.beam import Beams as Beams
 from jaxformer.generation.beam import beam_search as beam_search
+from jaxformer.generation.conversation import Conversation as Conversation
 from jaxformer.generation.decode import generate as generate
 from jaxformer.generation.decode import stream as stream
 from jaxformer.generation.log_likelihood import LogLikelihood as LogLikelihood

@@ -169,6 +169,22 @@ class Checkpoints:
         """Step with the lowest saved loss (the later of equals), or None."""
         return self._lowest_loss_step(self.all_steps())
 
+    def is_best(self, loss: float) -> bool:
+        """Whether a loss is lower than the loss of each checkpoint; the same on all processes."""
+        self.wait_until_finished()
+        losses = map(self.saved_loss, self.all_steps())
+        return loss < min((x for x in losses if x is not None), default=math.inf)
+
+    def saved_loss(self, step: int) -> float | None:
+        """Loss of a checkpoint; None if it is unknown."""
+        if step not in self._losses:
+            try:
+                contents = self._load_description(step)
+            except ValueError:  # damaged; reading it raises
+                return None
+            self._losses[step] = contents["loss"] if contents["schema"] == SCHEMA else None
+        return self._losses[step]
+
     def latest_valid_step(self, report: Callable[[str], None] = warnings.warn) -> int:
         """Latest step whose arrays all match their checksums.
 
@@ -317,17 +333,8 @@ class Checkpoints:
         return {*steps[-self.max_to_keep :], self._lowest_loss_step(steps)}
 
     def _lowest_loss_step(self, steps: list[int]) -> int | None:
-        rated = [(loss, -step) for step in steps if (loss := self._saved_loss(step)) is not None]
+        rated = [(loss, -step) for step in steps if (loss := self.saved_loss(step)) is not None]
         return -min(rated)[1] if rated else None
-
-    def _saved_loss(self, step: int) -> float | None:
-        if step not in self._losses:
-            try:
-                contents = self._load_description(step)
-            except ValueError:  # damaged; reading it raises
-                return None
-            self._losses[step] = contents["loss"] if contents["schema"] == SCHEMA else None
-        return self._losses[step]
 
     def _resolve_step(self, step: int | None) -> int:
         self.wait_until_finished()

@@ -1,5 +1,6 @@
 """The inner training loop: dispatches steps ahead and reads their metrics later."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from jaxformer.training.gradient import AnyBatch
 from jaxformer.training.train_step import EvalSums, StepMetrics, TrainState
 
 MAX_IN_FLIGHT = 2  # steps dispatched before the metrics of the oldest are read
+LONG_STEP_SECONDS = 0.5  # from here on at most one step is dispatched ahead, to stop soon
 
 
 class TooManySkipsError(RuntimeError):
@@ -47,7 +49,8 @@ def train_steps(
     """Run train steps `start_step` + 1 to `stop_step`, yielding after each.
 
     Steps are dispatched before earlier ones have finished; each item has the results of those that
-    have. Implicit transfers between host and devices raise, since they would stall the devices.
+    have. Where steps are long, one is dispatched ahead, so that a signal waits for two at most.
+    Implicit transfers between host and devices raise, since they would stall the devices.
 
     Args:
         state: State after `start_step` steps; donated.
@@ -66,13 +69,18 @@ def train_steps(
         TooManySkipsError: More consecutive updates were skipped.
     """
     pending: deque[tuple[int, StepMetrics]] = deque()
+    max_pending, read_at = 1, time.monotonic()  # the first step may be long
     for step in range(start_step, stop_step):
         batch = get_batch(step)
         with jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch)
         pending.append((step + 1, metrics))
-        max_pending = 0 if should_sync(step + 1) or step + 1 == stop_step else MAX_IN_FLIGHT
         results = [_to_host(*pending.popleft()) for _ in range(len(pending) - max_pending)]
+        if results:
+            seconds, read_at = time.monotonic() - read_at, time.monotonic()
+            max_pending = 1 if seconds > LONG_STEP_SECONDS * len(results) else MAX_IN_FLIGHT
+        if should_sync(step + 1) or step + 1 == stop_step:  # also for a signal during the reading
+            results += [_to_host(*pending.popleft()) for _ in range(len(pending))]
         for result in results:
             if result.num_consecutive_skips > max_consecutive_skips:
                 raise TooManySkipsError(result)

@@ -16,6 +16,7 @@ DISPLAYED = {
     "loss": ("loss", lambda v: f"{v:.4f}"),
     "learning_rate": ("learning rate", lambda v: f"{v:.2e}"),
     "tokens_per_second": ("tokens/s", lambda v: format_count(v)),
+    "step_seconds": ("s/step", lambda v: f"{v:.3g}"),
     "mfu": ("MFU", lambda v: f"{v:.1%}"),
     "bits_per_byte": ("held-out bits/byte", lambda v: f"{v:.3f}"),
     "seconds_left": ("time left", lambda v: format_duration(v)),
@@ -72,8 +73,8 @@ class Progress:
     """Shows step, metrics and remaining time of a run.
 
     On a terminal it is a bar with the latest metrics. Elsewhere (a file, a pipe, a notebook, a CI
-    server) it is one plain line at most every `interval` seconds, without control codes; the first
-    line is printed at once, or after one interval in a resumed run.
+    server) it is plain lines without control codes: of the first step of a new run, of every
+    `log_every` steps, and of a step that ends `interval` seconds after the last line.
 
         with Progress(1_000, title="llama, 12.3M parameters") as progress:
             progress.update(1, loss=6.2, tokens_per_second=4_900.0, mfu=0.4)
@@ -83,7 +84,8 @@ class Progress:
         total_steps: Steps of the whole run.
         start_step: Step that a resumed run starts from.
         title: Line above the progress.
-        interval: Seconds between plain lines.
+        log_every: Steps between plain lines.
+        interval: Maximum number of seconds between plain lines, up to the length of a step.
         stream: Output stream; None is standard output.
         clock: Function that returns seconds.
 
@@ -98,7 +100,8 @@ class Progress:
         *,
         start_step: int = 0,
         title: str = "",
-        interval: float | int = 10,
+        log_every: int = 10,
+        interval: float | int = 60,
         stream: io.TextIOBase | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,7 +110,8 @@ class Progress:
                 "total_steps must be at least 1 and start_step between 0 and total_steps; got "
                 f"total_steps={total_steps} and start_step={start_step}."
             )
-        self._total, self._title, self._interval, self._clock = total_steps, title, interval, clock
+        self._total, self._title, self._clock = total_steps, title, clock
+        self._log_every, self._interval = log_every, interval
         self._stream: Any = sys.stdout if stream is None else stream
         self._step, self._numbers = start_step, dict[str, float]()
         self._smooth = self._weight = 0.0
@@ -138,6 +142,7 @@ class Progress:
         *,
         loss: SupportsFloat | None = None,
         tokens_per_second: SupportsFloat | None = None,
+        step_seconds: SupportsFloat | None = None,
         mfu: SupportsFloat | None = None,
         learning_rate: SupportsFloat | None = None,
         bits_per_byte: SupportsFloat | None = None,
@@ -148,6 +153,7 @@ class Progress:
             step: Finished steps.
             loss: Training loss in nats per token, shown smoothed unless it is not finite.
             tokens_per_second: Training throughput of all devices.
+            step_seconds: Seconds of a step.
             mfu: Model FLOPs utilization (MFU), as a fraction of the peak.
             learning_rate: Learning rate.
             bits_per_byte: Latest held-out loss, in bits per byte of text.
@@ -156,10 +162,12 @@ class Progress:
             "loss": None if loss is None else self._smoothed(float(loss)),
             "learning_rate": learning_rate,
             "tokens_per_second": tokens_per_second,
+            "step_seconds": step_seconds,
             "mfu": mfu,
             "bits_per_byte": bits_per_byte,
         }
         self._numbers |= {name: float(v) for name, v in news.items() if v is not None}
+        is_due = step % self._log_every == 0 and step != self._step
         now, self._step, self._status_printed = self._clock(), step, False
         if self._first is None:
             self._first = (step, now)  # from here, because the first step also compiles
@@ -169,7 +177,7 @@ class Progress:
             self._numbers["seconds_left"] = pace * max(0, self._total - step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=self._status_text())
-        elif now - self._printed_at >= self._interval:
+        elif is_due or now - self._printed_at >= self._interval:
             self._printed_at = now
             self._print_status()
 

@@ -104,6 +104,11 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     ("lines", "message"),
     [
         (['{"text": "a"}', '{"body": "b", "id": 3}'], "has no field 'text'; it has body, id"),
+        (
+            ['{"text": "a"}', '{"prompt": "b", "answer": "c"}'],
+            r"it has prompt, answer\. Prompts and answers are read by 'Instr",
+        ),
+        (['{"text": "a"}', '{"conversations": []}'], r"it has conversations\. Prompts and answers"),
         (['{"text": "a"}', '{"text": null}'], "field 'text' is null; remove the record"),
         (['{"text": "a"}', "[" * 100_000], "is nested too deeply"),
         (['{"text": "a"}', "{oops}"], "is not JSON: Expecting property name.* column 2"),

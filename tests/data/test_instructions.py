@@ -252,12 +252,118 @@ def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
         ({"messages": TALK}, "line 2: messages needs a tokenizer with a chat template"),
         ({"messages": [3]}, "line 2: messages must be a list of objects with role and content"),
         ({"messages": TALK, "tools": [{}]}, "line 2: the field tools is not supported: write"),
+        (
+            {"prompt": "a", "completion": "b"},
+            r"line 2: answer .*named by Instructions\(path=..., p",
+        ),
+        (
+            {"instruction": "a", "input": 3, "output": "b"},
+            r"instruction and input must be text; .*3",
+        ),
+        ({"instruction": "a", "output": "b", "system": "c"}, "messages needs a tokenizer with a"),
+        ({"conversations": "a"}, "line 2: conversations must be a list; got 'a'"),
+        (
+            {"conversations": [{"from": "bing"}]},
+            "a message from 'bing'; system, user, assistant, hu",
+        ),
     ],
 )
 def test_a_line_that_is_no_instruction_is_refused_with_its_place(line, message, tmp_path):
     corpus = write(tmp_path / "x.jsonl", {"prompt": "a", "answer": "b"}, line)
     with pytest.raises(ValueError, match=message):
         list(data.documents(corpus))
+
+
+def test_records_of_alpaca_are_prompts_and_answers(tmp_path):
+    """The input follows the instruction on a new line; empty fields are as if they were absent."""
+    alpaca = {"instruction": "Add.", "input": "2+2", "output": "4"}
+    empty = {"instruction": "Hi", "input": "", "output": "Yes", "system": "", "history": []}
+    ours = {"prompt": "Add.\n2+2", "answer": "4"}, {"prompt": "Hi", "answer": "Yes"}
+    for template in (None, ChatTemplate(TEMPLATE, {})):
+        read, expected = (
+            [x.spans for x in data.documents(write(tmp_path / name, *lines), template=template)]
+            for name, lines in (("a.jsonl", (alpaca, empty)), ("b.jsonl", ours))
+        )
+        assert read == expected
+    named = Instructions(path=str(tmp_path / "a.jsonl"), prompt="instruction", answer="output")
+    assert next(iter(data.documents(named))).text == "Add.4"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {
+            "conversations": [
+                {"from": "system", "value": "Be brief."},
+                *(
+                    {"from": x, "value": m["content"]}
+                    for x, m in zip(("human", "gpt", "user", "assistant"), TALK[1:], strict=True)
+                ),
+            ]
+        },
+        {
+            "system": "Be brief.",
+            "conversations": [
+                {"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]}
+                for m in TALK[1:]
+            ],
+        },
+        {"conversations": TALK},
+        {
+            "instruction": "And 3+3?",
+            "output": "6",
+            "system": "Be brief.",
+            "history": [["2+2?", "4"]],
+        },
+        {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in TALK]},
+        {
+            "messages": [
+                {**m, "content": [m["content"][:1], {"text": m["content"][1:]}]} for m in TALK
+            ]
+        },
+    ],
+    ids=[
+        "sharegpt",
+        "sharegpt's system",
+        "conversations",
+        "alpaca's history",
+        "parts",
+        "two parts",
+    ],
+)
+def test_conversations_of_other_forms_are_messages(line, tmp_path):
+    template = ChatTemplate(TEMPLATE, {})
+    (read,) = data.documents(write(tmp_path / "x.jsonl", line), template=template)
+    assert read.spans == template.spans(TALK)
+
+
+@pytest.mark.parametrize(
+    "message, refusal",
+    [
+        ({}, "line 1: message 2 of role assistant has no content; give it a text, or remove the"),
+        ({"content": None, "name": "x"}, "line 1: message 2 of role assistant has no content"),
+        (
+            {"content": 3},
+            "line 1: the content of message 2 of role assistant must be a .*; got int",
+        ),
+        ({"content": ["a", {"type": "image", "url": "b"}]}, "parts with a text; got image"),
+        ({"content": [{"type": "text", "text": None}]}, "parts with a text; got text"),
+    ],
+)
+@pytest.mark.parametrize("last", [[], TALK[3:]], ids=["last", "within"])
+def test_a_message_without_a_text_is_refused_with_its_place(message, refusal, last, tmp_path):
+    talk = [TALK[1], {"role": "assistant", **message}, *last]
+    corpus = write(tmp_path / "x.jsonl", {"messages": talk})
+    with pytest.raises(ValueError, match=refusal):
+        list(data.documents(corpus, template=ChatTemplate(TEMPLATE, {})))
+
+
+def test_a_tool_call_needs_no_content():
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    source = "{% for m in messages %}{{ m.content or '' }}{{ m.tool_calls or '' }};{% endfor %}"
+    messages = [TALK[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    pieces = ChatTemplate(source, {}).spans(messages)
+    assert [text for text, counts in pieces if counts] == [f"{[call]};"]
 
 
 def test_instructions_are_held_out_whole(tmp_path):

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from jaxformer import data
@@ -129,32 +131,14 @@ def test_rows_that_are_too_long_are_truncated(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "rejected must be text or .*; the record has prompt, cho"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "prompt must be text or a list of messag"),
-        ({"prompt": "a", "chosen": " ", "rejected": "c"}, "chosen is empty"),
-        ({"prompt": "a", "chosen": "b", "rejected": []}, "rejected is empty"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are equal"),
-        (
-            {"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": ""}]},
-            "rejected is empty",
-        ),
-        (
-            {"prompt": "a", "chosen": [{"role": "user", "content": "a"}], "rejected": "c"},
-            "chosen must begin with a message of the assistant; got one of user. The messages",
-        ),
         (
             {"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"},
             "messages needs a tokenizer with a chat template: pass --tokenizer FOLDER",
         ),
         (
             {"prompt": "a", "chosen": ["b"], "rejected": "c"},
-            "messages must be a list of objects with role and content",
-        ),
-        (
-            {"prompt": "abcdefg", "chosen": "h", "rejected": "i"},
-            "a row of 7 tokens leaves nothing of chosen and rejected that differs; use longer",
-        ),
-        (
-            {"prompt": "a", "chosen": "bbbbbbc", "rejected": "bbbbbbd"},
-            "a row of 7 tokens leaves nothing",
+            "chosen must be text or a list of messages, which are objects with role and content; "
+            "the record has prompt, chosen, rejected",
         ),
     ],
 )
@@ -172,5 +156,117 @@ def test_a_file_without_pairs(tmp_path):
 def test_an_answer_that_is_only_the_first_token_has_no_loss(tmp_path):
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     line = {"prompt": [], "chosen": "b", "rejected": "c"}
-    with pytest.raises(ValueError, match="leaves nothing of chosen and rejected that differs"):
+    message = "no pair that a row of 7 tokens can use: 1 because a row has nothing of the answers"
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, line, template=template)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+SYSTEM = {"role": "system", "content": "s"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "2+2?", "chosen": [assistant("4")], "rejected": [assistant("5")]},
+        {"prompt": [user("2+2?")], "chosen": "4", "rejected": "5"},
+        {"chosen": [user("2+2?"), assistant("4")], "rejected": [user("2+2?"), assistant("5")]},
+        {
+            "prompt": None,
+            "chosen": [user("2+2?"), {**assistant("4"), "name": None}],
+            "rejected": [user("2+2?"), assistant("5")],
+        },
+        {
+            "prompt": "2+2?",
+            "chosen": [user("2+2?"), assistant("4")],
+            "rejected": [user("2+2?"), assistant("5")],
+            "messages": [user("2+2?"), assistant("4")],
+            "score_chosen": 9.5,
+        },
+        {
+            "prompt": [user("2+2?")],
+            "chosen": [user("2+2?"), assistant("4")],
+            "rejected": [user("2+2?"), assistant("5")],
+        },
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5", "messages": [user("?")], "margin": 1},
+    ],
+)
+def test_forms_of_a_conversation(line, tmp_path):
+    first = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    pairs = read(tmp_path, first, line, length=80, template=CHATML)
+    rows = pairs.rows(np.arange(4))
+    np.testing.assert_array_equal(rows.tokens[:2], rows.tokens[2:])
+    np.testing.assert_array_equal(rows.loss_mask[:2], rows.loss_mask[2:])
+    assert pairs.prompt_keys[0] == pairs.prompt_keys[1] and not pairs.left_out.any()
+
+
+def test_turns_that_both_answers_share_are_the_prompt(tmp_path):
+    shared = [SYSTEM, user("a"), assistant("b"), user("c")]
+    implicit = {"chosen": [*shared, assistant("d")], "rejected": [*shared, assistant("e")]}
+    explicit = {"prompt": shared, "chosen": [assistant("d")], "rejected": [assistant("e")]}
+    continued = {
+        "prompt": shared[:3],
+        "chosen": [user("c"), assistant("d")],
+        "rejected": [user("c"), assistant("e")],
+    }
+    with_system = {**implicit, "prompt": shared[1:]}
+    pairs = read(tmp_path, explicit, implicit, with_system, continued, length=200, template=CHATML)
+    rows = pairs.rows(np.arange(8)).tokens.reshape(4, 2, -1)
+    for others in rows[1:]:
+        np.testing.assert_array_equal(others, rows[0])
+    assert len(set(pairs.prompt_keys[:3])) == 1
+
+
+def test_texts_that_begin_with_their_prompt(tmp_path):
+    """The prompts are those of TRL's `extract_prompt`."""
+    lines = [
+        {"chosen": "The sky is blue.", "rejected": "The sky is green."},
+        {"chosen": "Q: a A: b", "rejected": "Q: a A: bc"},
+    ]
+    pairs = read(tmp_path, *lines, length=30, template=CHATML)
+    rows = pairs.rows(np.arange(4))
+    assert counted(rows) == [" blue.E", " green.E", " bE", " bcE"]
+    assert spelt(rows.tokens[0])[:17] == "EThe sky is blue."
+
+
+def test_pairs_that_cannot_be_used_are_left_out_and_counted(tmp_path):
+    lines = [
+        {"prompt": "a", "chosen": " ", "rejected": "c"},
+        {"prompt": "a", "chosen": None, "rejected": "c"},
+        {"prompt": "a", "chosen": "b", "rejected": []},
+        {"prompt": "a", "chosen": [assistant("")], "rejected": "c"},
+        {"chosen": [user("a")], "rejected": [user("a"), assistant("b")]},
+        {"chosen": [user("a"), assistant("")], "rejected": [user("a"), assistant("b")]},
+        {"prompt": "a", "chosen": "b", "rejected": "b"},
+        {"prompt": "a" * 80, "chosen": "h", "rejected": "i"},
+        {"prompt": "a", "chosen": "b" * 80 + "c", "rejected": "b" * 80 + "d"},
+        {"chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": [user("a"), assistant("b")], "rejected": "c"},
+        {"chosen": [user("a"), assistant("b")], "rejected": [user("d"), assistant("b")]},
+    ]
+    pairs = read(tmp_path, LINES[0], *lines, LINES[1], length=80, template=CHATML)
+    assert len(pairs) == 2 and pairs.left_out.tolist() == [6, 1, 2, 3] and not pairs.num_truncated
+    expected = read(tmp_path, *LINES[:2], length=80, template=CHATML)
+    assert pairs.digest == expected.digest and expected.left_out_text == ""
+    again = read(tmp_path, LINES[0], *lines, LINES[1], length=80, template=CHATML)
+    assert again.left_out_text == (
+        "6 because an answer is empty, 1 because both answers are equal, 2 because a row has "
+        "nothing of the answers that differs, 3 because there is no prompt, and the answers begin "
+        "differently"
+    )
+
+
+def test_null_answers_of_a_table_are_left_out(tmp_path):
+    path = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([*LINES, {**LINES[0], "rejected": None}]), path
+    )
+    pairs = read_preferences(path, BYTES, template=None, row_length=7, folder=tmp_path / "cache")
+    assert pairs.left_out.tolist() == [1, 0, 0, 0] and pairs.digest == read(tmp_path, *LINES).digest

@@ -142,6 +142,7 @@ def test_a_message_whose_content_is_null_has_none(tmp_path):
     """As one that calls tools; transformers leaves null out of messages too."""
     turns = [("user", "a"), ("assistant", None), ("tool", "b"), ("assistant", "c")]
     talk = [{"role": role, "content": content} for role, content in turns]
+    talk[1]["tool_calls"] = [{"name": "f"}]
     (tmp_path / "x.parquet").write_bytes(table([{"messages": talk}]))
     (document,) = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
     assert document.text == "<user>a<assistant><tool>b<assistant>c"

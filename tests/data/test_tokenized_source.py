@@ -15,6 +15,8 @@ from pyarrow import parquet
 from jaxformer import data
 from jaxformer.data import tokenization
 from jaxformer.data.__main__ import main
+from jaxformer.data.token_files import describe_token_file
+from jaxformer.data.tokenized_source import open_parts
 
 WORDS = [f"{n}: the quick brown fox\u00e9 jumps {n * n} times\n" * (1 + n % 5) for n in range(60)]
 TRAINED = "BPE(vocab_size=280)"
@@ -279,6 +281,79 @@ def test_tokens_of_other_programs_are_read(texts, write):
         assert (positions[starts] == 0).all() and starts.sum() > 5
         assert (np.diff(segments, axis=1)[starts[:, 1:]] == 1).all()
         assert (np.diff(segments, axis=1)[~starts[:, 1:] & (segments[:, 1:] > 0)] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4", "<i8"])
+@pytest.mark.parametrize("most", [300, 9000, 100_000])
+def test_ids_without_a_header_have_the_width_that_fits_a_vocabulary(texts, dtype, most):
+    if most >= 1 << 16 and dtype == "<u2":
+        dtype = "<u4"
+    ids = np.random.default_rng(0).integers(1, most, 400)
+    ids[::20], path = 0, texts / "x.bin"
+    ids.astype(dtype).tofile(path)
+    expected = np.dtype(dtype).itemsize
+    for vocab_size in (most, 2 * most):
+        file = describe_token_file(path, vocab_size)
+        assert np.dtype(file.dtype).itemsize == expected
+        assert np.fromfile(path, file.dtype).tolist() == ids.tolist()
+    if most > 1 << 16:  # of another vocabulary: the ids are not halved
+        assert np.dtype(describe_token_file(path, 50_000).dtype).itemsize == expected
+
+
+def test_the_size_is_the_width_of_ids_after_a_header(texts):
+    (texts / "tokens").mkdir()
+    write_llmc(texts / "tokens", dtype="<u4")
+    documents = (d.text for part in ("train", "held_out") for d in opened_source(BYTES).lazy(part))
+    assert "".join(documents) == "".join(WORDS)
+
+
+class WithBos(data.ByteTokenizer):
+    """Bytes, of which 1 is the bos token."""
+
+    bos_token_id = 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_documents_that_begin_with_a_bos_token_have_one(texts, ends):
+    """With and without an end of text after each; batches add no second one."""
+    texts_ids = [[1, *BYTES.encode(text).tolist()] + [END] * ends for text in WORDS]
+    np.concatenate(texts_ids).astype("<u2").tofile(texts / "x.bin")
+    rows, _ = opened(29, WithBos(), "x.bin", held_out=0.2)
+    segments = np.concatenate([[n] * len(ids) for n, ids in enumerate(texts_ids)])
+    inputs, index = np.concatenate(texts_ids), 0
+    for batch in data.evaluation_batches(rows, batch_size=4):
+        for tokens, own, mask in zip(batch.tokens, batch.segments, batch.loss_mask, strict=True):
+            count = mask.sum()
+            assert tokens[:count].tolist() == inputs[index : index + count].tolist()
+            expected = np.diff(segments[index : index + count])
+            assert np.diff(own[:count]).tolist() == expected.tolist()
+            index += count
+    assert index > 1000 and rows.num_documents == segments[index - 1] + 1
+
+
+@pytest.mark.parametrize("block", [1 << 20, 7, 64])
+def test_documents_of_an_index_are_separated(texts, block, monkeypatch):
+    """Documents of two sequences each, of which one has an end of text."""
+    monkeypatch.setattr("jaxformer.data.token_files.TOKENS_PER_BLOCK", block)
+    folder = texts / "tokens"
+    folder.mkdir()
+    ids = [BYTES.encode(text).tolist() for text in WORDS]
+    ids[3].append(END)
+    np.concatenate(ids).astype("<u2").tofile(folder / "c.bin")
+    with open(folder / "c.idx", "wb") as file:
+        bounds = np.arange(0, len(WORDS) + 1, 2, dtype="<i8")
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(WORDS), len(bounds)))
+        file.write(np.array([len(x) for x in ids], "<i4").tobytes())
+        file.write(np.zeros(len(WORDS), "<i8").tobytes() + bounds.tobytes())
+    source = opened_source(BYTES, held_out=0.2)
+    documents = [d.text for part in ("train", "held_out") for d in source.lazy(part)]
+    assert documents == [a + b for a, b in zip(WORDS[::2], WORDS[1::2], strict=True)]
+    (rows,) = open_parts(data.Packed(path="tokens"), BYTES, Path("cache")).values()
+    assert len(rows.tokens) == len("".join(WORDS).encode()) + len(documents)
+    assert source.record == opened_source(BYTES, held_out=0.2).record
+    (folder / "c.idx").write_bytes((folder / "c.idx").read_bytes()[:-8])
+    with pytest.raises(ValueError, match="is cut off: it has 30 of 31 documents"):
+        opened_source(BYTES)
 
 
 def test_a_token_file_is_indexed_once(texts, monkeypatch):

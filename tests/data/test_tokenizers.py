@@ -231,6 +231,46 @@ def test_a_prompt_has_the_special_tokens_that_its_folder_says(config, expected, 
     assert names[tokenizer.bos_token_id] == "<s>"
 
 
+def test_a_prompt_that_begins_with_the_bos_token_gets_no_second_one():
+    tokenizers = pytest.importorskip("tokenizers")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0}, merges=[]))
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer = data.BPETokenizer(backend, end_of_text="</s>", split_special_tokens=False)
+    for text in ("aa", "<s>aa"):
+        assert tokenizer.encode_with_special_tokens(text).tolist() == [1, 0, 0, 2]
+    assert tokenizer.encode_with_special_tokens("a<s>").tolist() == [1, 0, 1, 2]
+    assert tokenizer.encode_with_special_tokens("").tolist() == [1, 2]
+
+
+def spaced_tokenizer(words):
+    """Words with their space before them, as SentencePiece has; decoding strips the first one."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {"</s>": 0} | {f"\u2581{word}": i for i, word in enumerate(words, start=1)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="</s>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+    backend.add_special_tokens(["</s>"])
+    return data.BPETokenizer(backend, end_of_text="</s>")
+
+
+def test_a_continuation_has_the_space_before_its_first_word():
+    tokenizer = spaced_tokenizer(["Hello", "world"])
+    assert tokenizer.encode("Hello world").tolist() == [1, 2]
+    assert tokenizer.decode([2]) == "world"
+    continuations = [([1], [2, 1]), ([0, 1], [2, 0]), ([0], [2]), ([], [2]), ([1], [])]
+    texts = [data.decode_continuation(tokenizer, *each) for each in continuations]
+    assert texts == [" world Hello", " world", "world", "world", ""]
+
+
+def test_a_continuation_has_the_character_that_its_prompt_began():
+    ids = list("a\u5929b".encode())
+    for place, text in ((1, "\u5929b"), (2, "\u5929b"), (4, "b")):
+        assert data.decode_continuation(data.ByteTokenizer(), ids[:place], ids[place:]) == text
+
+
 def test_a_switch_that_is_none_is_refused(tmp_path):
     plain_hugging_face(tmp_path, split_special_tokens="yes")
     message = r"tokenizer_config\.json: split_special_tokens is a string, not a boolean"

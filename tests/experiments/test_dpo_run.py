@@ -77,8 +77,10 @@ def held_out_margin(base, run):
 
 
 def test_held_out_pairs_are_told_apart(folder, capsys):
+    write_pairs([*PAIRS, {**PAIRS[0], "rejected": ""}])
     train("--init", str(folder), *FLAGS, *ONE, "--output", "run")
     printed = capsys.readouterr().out
+    assert "Pairs that are left out: 1 because an answer is empty." in printed
     assert "Pairs: 49 to train on, 12 held out." in printed
     assert "Log-likelihoods of 122 answers under the reference." in printed
     margins = metrics("run", "held_out_margin")
@@ -103,7 +105,7 @@ def test_a_run_resumes_bitwise_and_eight_devices_equal_one(adapter, folder, caps
     with monkeypatch.context() as patch:
         patch.setattr(dpo.PreferenceData, "_reference_of", None)  # it is not computed again
         train("--resume", "--output", "cut")
-    assert "Resumed from step 3." in capsys.readouterr().out
+    assert "Resumed from step 4." in capsys.readouterr().out
     for name in ("loss", "gradient_norm", "held_out_margin", "final_held_out_loss"):
         assert metrics("cut", name) == metrics("one", name)
     pair = (load_model(Path(name)).params for name in ("cut", "one"))
@@ -144,12 +146,14 @@ def test_a_resumed_run_needs_its_reference_and_its_pairs(folder):
         (["--batch-size", "8", "--gradient-accumulation-steps", "4", "--devices", "2"], "be a mul"),
         (["--batch-size", "3", *ONE], "batch_size 3 must be a multiple of 2: 2 rows of a pair x 1"),
         (["--epochs", "2", "--steps", "3"], "--steps 3 and --epochs 2 cannot be combined"),
-        (["--pairs", "bad.jsonl", *ONE], "bad.jsonl line 2: chosen and rejected are equal"),
+        (
+            ["--pairs", "bad.jsonl", *ONE],
+            "bad.jsonl has no pair that a row of 32 tokens can use: 1",
+        ),
     ],
 )
 def test_runs_that_are_refused(flags, message, folder):
-    equal = {"prompt": "a", "chosen": "b", "rejected": "b"}
-    Path("bad.jsonl").write_text(f"{json.dumps(PAIRS[0])}\n{json.dumps(equal)}\n")
+    Path("bad.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "b"}))
     with pytest.raises((ValueError, SystemExit), match=message):
         train("--init", str(folder), *FLAGS, *flags, "--output", "run")
 

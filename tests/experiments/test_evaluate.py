@@ -244,13 +244,13 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
         return getattr(model, kind)(requests)
 
     expected, actual = (np.array(ask(x, "loglikelihood", *pairs)) for x in (theirs, ours))
-    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     joined = np.array(ask(ours, "loglikelihood", ("the qu", "ick")))  # theirs has no token for it
     assert joined[0, 0] < 0
     expected, actual = (
         ask(x, "loglikelihood_rolling", (text,), (TEXTS[0],), ("x",)) for x in (theirs, ours)
     )
-    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     options = {"until": [" "], "max_gen_toks": 9, "do_sample": False}
     answers = [
         ask(x, "generate_until", (TEXTS[0], options), ("my", options)) for x in (theirs, ours)
@@ -275,3 +275,152 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
     assert results[0] == results[1]
     figures = run(folder, choices=folder.parent / "questions.jsonl", length=16)["choices"]
     assert results[1]["acc,none"] == figures["acc"]
+
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}{% endfor %}"
+)
+CHAT += "{% if add_generation_prompt %}[assistant]{% endif %}"
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHAT
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory):
+    """A folder whose tokenizer adds <s>, with 64 positions and a chat template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path_factory.mktemp("chat")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "</s>", "<end>"]
+    vocab = {text: i for i, text in enumerate([*special, *letters])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    settings = SETTINGS | {"vocab_size": len(vocab), "max_position_embeddings": 64}
+    settings |= {"bos_token_id": 0, "eos_token_id": 1}
+    folder = write_folder(path / "model", settings, random_tensors(llama_shapes(settings)))
+    backend.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "chat_template": CHAT}
+    named["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return folder
+
+
+def both_models(folder, **fields):
+    reason = "pip install 'jaxformer[parity,eval]'"
+    pytest.importorskip("torch", reason=reason)
+    pytest.importorskip("lm_eval", reason=reason)
+    from lm_eval.models.huggingface import HFLM
+
+    from experiments.lm_eval_harness import LMEvalModel
+
+    theirs = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1)
+    return theirs, LMEvalModel.from_folder(folder, **fields)
+
+
+def asked(model, kind, *arguments):
+    from lm_eval.api.instance import Instance
+
+    requests = [Instance(kind, {}, argument, i) for i, argument in enumerate(arguments)]
+    return getattr(model, kind)(requests)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_contexts_are_cut_to_what_answers_leave_of_the_models_own_length(chat_folder, capsys):
+    theirs, ours = both_models(chat_folder)
+    assert ours.max_length == theirs.max_length == 64
+    long, texts = "the quick fox jumps over " * 4, []
+    for options in (
+        {"max_gen_toks": 40},
+        {"max_new_tokens": 63, "temperature": 0.0},
+        {"max_gen_toks": 20, "do_sample": False, "temperature": 0.7, "until": "e"},
+        {"max_gen_toks": 20, "until": ["<end>"], "repetition_penalty": 3.0},
+    ):
+        expected, actual = (
+            asked(x, "generate_until", (long, options), ("a", options)) for x in (theirs, ours)
+        )
+        assert actual == expected
+        texts += actual
+    assert len(set(texts)) == 8
+    message = "1 of 2 contexts are cut from the left, by up to 77 tokens, as the model reads 64."
+    assert message in capsys.readouterr().out
+    expected, actual = (
+        np.array(asked(x, "loglikelihood", (long, "fox"), ("a", "b"))) for x in (theirs, ours)
+    )
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    with pytest.raises(ValueError, match="max_gen_toks 64 leave no context of the 64 tokens of"):
+        asked(ours, "generate_until", ("a", {"max_gen_toks": 64}))
+    with pytest.raises(ValueError, match="generation_kwargs stop are not supported; until, do_s"):
+        asked(ours, "generate_until", ("a", {"stop": "x"}))
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_sampled_answers_differ_and_are_drawn_from_the_filtered_tokens(chat_folder):
+    _, ours = both_models(chat_folder)
+    one = {"max_gen_toks": 8, "do_sample": True, "temperature": 3.0, "top_k": 40}
+    assert len(set(asked(ours, "generate_until", *[("the", one)] * 4))) == 4
+    for narrow in ({**one, "top_k": 1}, {**one, "top_p": 1e-6}):
+        greedy, narrowed = (
+            asked(ours, "generate_until", ("the", x)) for x in ({"max_gen_toks": 8}, narrow)
+        )
+        assert narrowed == greedy
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_conversations_are_rendered_and_encoded_as_by_the_harness(chat_folder, tmp_path):
+    theirs, ours = both_models(chat_folder)
+    history = [{"role": x, "content": f" {x}! "} for x in ("system", "user", "assistant")]
+    for messages, prompted in ((history[:2], True), (history, False), (history[:1], True)):
+        expected, text = (x.apply_chat_template(messages, prompted) for x in (theirs, ours))
+        assert text == expected and text.startswith("<s>[system]system!")
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+        assert ours.tok_encode(text).count(0) == 1
+    assert ours.chat_template(True) == theirs.chat_template(True) == CHAT
+    assert not ours.chat_template(False)
+    assert ours.tok_encode("ab") == theirs.tok_encode("ab") == [0, *theirs.tok_encode("ab")[1:]]
+    (tmp_path / "t.jinja").write_text(REFUSING)
+    theirs.tokenizer.chat_template = REFUSING
+    _, ours = both_models(chat_folder, chat_template=str(tmp_path / "t.jinja"))
+    expected, text = (x.apply_chat_template(history[:2]) for x in (theirs, ours))
+    assert text == expected == "<s>[user]user![assistant]"
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({}, "Say 0"),
+        ({"apply_chat_template": True}, "<s>[user]Say 0[assistant]"),
+        ({"chat_template": "t.jinja"}, "(Say 0)"),
+        (
+            {"apply_chat_template": True, "system_instruction": "Hi"},
+            "<s>[system]Hi[user]Say 0[assistant]",
+        ),
+    ],
+)
+def test_tasks_are_rendered_by_flag(fields, expected, chat_folder, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="pip install 'jaxformer[eval]'")
+    from experiments import lm_eval_harness
+
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text("({{ messages[0]['content'] }})")
+    Path("rows.jsonl").write_text('{"q": "Say 0", "a": "0"}\n')
+    Path("tasks").mkdir()
+    Path("tasks/mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: "
+        f"{tmp_path / 'rows.jsonl'}\ntest_split: test\noutput_type: generate_until\n"
+        "doc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\ngeneration_kwargs:\n  max_gen_toks: 4\n"
+        "metric_list:\n  - metric: exact_match\n"
+    )
+    contexts = []
+    answer = lambda self, context, options: contexts.append(context) or "0"  # noqa: E731
+    monkeypatch.setattr(lm_eval_harness.LMEvalModel, "_answer", answer)
+    run(chat_folder, tasks=("mine",), task_folder=Path("tasks"), **fields)
+    assert contexts == [expected]

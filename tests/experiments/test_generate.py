@@ -31,12 +31,14 @@ from jaxformer.config import (
     TransformerConfig,
     Yarn,
 )
+from jaxformer.costs import num_parameters
 from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_tokenizer, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample, unroll
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.progress import sanitize_text
 from jaxformer.training.schedules import Constant
+from tests.data.test_tokenizers import spaced_tokenizer
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 
 MODEL = TransformerConfig(
@@ -362,7 +364,30 @@ def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch
     more = [*begun, ("assistant", first), ("user", "And now?")]
     assert last == greedily(assistant, written(*more)) != first
     first, last = (sanitize_text(text, sys.stdout) for text in (first, last))
-    assert capsys.readouterr().out == f"> {first}\n> {last}\n> \n"
+    count = generate.format_count(num_parameters(load_model(assistant).config))
+    assert capsys.readouterr().out == (
+        f"{assistant}, {count} parameters. An empty line ends the conversation, Ctrl-C an answer.\n"
+        f"> {first}\n> {last}\n> \n"
+    )
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_an_answer_and_not_the_conversation(assistant, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\nAnd now?\n\n"))
+    answer, asked = generate.Conversation.answer, []
+
+    def interrupted(self, prompt, **options):
+        asked.append(prompt)
+        for number, token in enumerate(answer(self, prompt, **options)):
+            if len(asked) == 1 and number == 2:
+                raise KeyboardInterrupt
+            yield token
+
+    monkeypatch.setattr(generate.Conversation, "answer", interrupted)
+    options = {"chat": True, "max_new_tokens": 6, "sampler": Greedy()}
+    last = generate.main(generate.Generate(checkpoint=assistant, **options))
+    assert len(asked) == 2 and last
+    assert capsys.readouterr().out.count("> ") >= 3
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -407,6 +432,25 @@ def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatc
         {"prompt": text, "text": text} for text in texts
     ]
     assert (tmp_path / "said.jsonl").read_text() == answers
+
+
+@pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)], ids=["greedy", "beam"])
+def test_a_text_has_the_space_before_its_first_word(sampler, folder, tmp_path, monkeypatch, capsys):
+    """In a file as on the terminal: a tokenizer decodes the first word of a text without it."""
+    tokenizer, load = spaced_tokenizer(["the", "fox"]), generate.load_model
+
+    def load_spaced(*arguments, **options):
+        model = load(*arguments, **options)
+        return model._replace(tokenizer=tokenizer, bos_tokens=(), stop_tokens=(0,))
+
+    monkeypatch.setattr(generate, "load_model", load_spaced)
+    monkeypatch.setattr(generate, "generate", lambda c, p, prompts, **_: np.array([[1, 2, 0]]))
+    monkeypatch.setattr(generate, "stream", lambda c, p, prompts, **_: iter([[2]]))
+    (tmp_path / "asked.txt").write_text("the\n")
+    said = continued(folder, tmp_path / "asked.txt", tmp_path / "said.jsonl", sampler=sampler)
+    assert json.loads(said)["text"] == " fox"
+    run = generate.Generate(checkpoint=folder, prompt="the", max_new_tokens=1, sampler=sampler)
+    assert generate.main(run) == "the fox"
 
 
 @pytest.mark.parametrize(

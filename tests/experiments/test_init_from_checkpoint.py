@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import evaluate, export, finetune, pretrain
+from experiments import dpo, evaluate, export, finetune, pretrain
 from experiments.command_line import parse_run
 from experiments.load_model import learned_stop, load_model, run_from_checkpoint, stop_tokens
 from experiments.training.output_folder import write_beginning
 from experiments.training.program import with_epochs_as_steps
 from experiments.training.resume import load_resumed_run
+from experiments.training.trainer import make_train_setup
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.training.metrics import read_json_lines
@@ -185,11 +186,28 @@ def test_a_run_goes_on_without_the_folder_it_began_with(ended, capsys, monkeypat
     assert load_model(Path("given")).stop_tokens == (0, 9)
 
 
+@pytest.mark.parametrize("length, given", [(None, []), (48, ["--length", "48"])])
+def test_rows_beyond_the_context_of_a_folder_are_not_made_and_given_ones_are_named(
+    length, given, folder, capsys
+):
+    config_json = json.loads((folder / "config.json").read_text())
+    config_json["max_position_embeddings"] = 24
+    (folder / "config.json").write_text(json.dumps(config_json))
+    for program in (finetune, pretrain, dpo):
+        flags = ["--init", str(folder), "--devices", "1", *given]
+        run = parse_run(program.RUNS, "", flags, init_run=run_from_checkpoint).largest()
+        assert run.length == (length or 24)
+        make_train_setup(run, Path("out"), length=run.length)
+        named = "Warning: rows have 48 tokens, but the model has only seen 24 positions"
+        assert (named in capsys.readouterr().out) == bool(given)
+
+
 @pytest.mark.slow
 def test_a_run_begins_where_another_one_ended():
     pretrain.main(BASE)
     again = run_from_checkpoint(BASE, "out")
     assert (again.model, again.tokenizer) == (BASE.model, data.PretrainedTokenizer(path="out"))
+    assert run_from_checkpoint(finetune.RUNS["default"], "out").largest().length == BASE.length
     pretrain.main(replace(again, output=Path("more")))
     assert losses("more")[0] < losses("out")[0] - 0.1
 
@@ -282,7 +300,7 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     run = parse_run(finetune.RUNS, "", flags, init_run=run_from_checkpoint)
     finetune.main(run)
     rows = pretrain.prepare_corpus(run).train
-    steps = math.ceil(0.75 * len(rows) / run.batch_size)
+    steps = math.ceil(0.75 * len(rows) / 8)
     output = capsys.readouterr().out
     assert f"Epochs: 0.75, steps: {steps}.\n" in output and steps >= 10
     assert f"shortened from 20 to {steps // 10} steps, as the schedule has {steps}." in output
@@ -313,7 +331,7 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
     )
     run = replace(finetune.RUNS["default"], batch_size=batch_size, epochs=epochs)
     run = with_epochs_as_steps(run, packed.epoch)
-    assert capsys.readouterr().out == f"Epochs: {epochs:g}, steps: {steps}.\n"
+    assert capsys.readouterr().out.startswith(f"Epochs: {epochs:g}, steps: {steps}.\n")
     assert (run.epochs, run.steps) == (None, steps)
 
 

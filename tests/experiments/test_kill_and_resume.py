@@ -148,7 +148,7 @@ def assert_as_if_nothing_had_happened(place, output):
 @pytest.mark.slow
 def test_the_newest_and_the_best_checkpoint_are_left(place):
     lines = [line for line in numbers(place / "whole") if "held_out_bits_per_byte" in line]
-    assert [line["step"] for line in lines] == list(range(6, STEPS, 6))
+    assert [line["step"] for line in lines] == [*range(6, STEPS, 6), STEPS]
     best = min(lines, key=lambda line: (line["held_out_bits_per_byte"], -line["step"]))["step"]
     with Checkpoints(place / "whole" / "checkpoints") as checkpoints:
         assert checkpoints.best_step() == best

@@ -6,12 +6,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from experiments import export, finetune
 from experiments.command_line import parse_run
 from experiments.load_model import load_model, run_from_checkpoint
 from experiments.training.resume import load_resumed_run
-from jaxformer import Transformer, data, load_pretrained
+from jaxformer import Transformer, costs, data, load_pretrained
 from jaxformer.config import LoRA
 from jaxformer.training.metrics import read_json_lines
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
@@ -49,9 +50,14 @@ def losses(output):
 @pytest.mark.slow
 def test_a_folder_gets_adapters_that_a_folder_of_their_own_holds(folder, capsys):
     tune("--init", str(folder), *FLAGS, *ADAPTER, "--devices", "1", "--output", "run")
-    assert "Note: experiments.export cannot write" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Note: experiments.export cannot write" not in printed
     assert losses("run")[-1] < losses("run")[0]
     run = load_model(Path("run"))
+    sizes = {path: x.size for path, x in flatten_dict(run.params, sep="/").items()}
+    num_adapted = sum(size for path, size in sizes.items() if "lora" in path)
+    share = num_adapted / costs.num_parameters(run.config)
+    assert f" device(s); {num_adapted} are trained ({share:.2%})\n" in printed
     before = load_pretrained(folder, "bfloat16").params
     jax.tree.map(
         lambda x, y: np.testing.assert_array_equal(x, np.asarray(y, np.float32)),

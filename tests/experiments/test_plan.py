@@ -10,6 +10,7 @@ from jaxformer import costs, zoo
 from jaxformer.parallel import plan_report as tables
 from jaxformer.parallel.chips import CHIPS, chip_from_device_kind, get_chip
 from jaxformer.parallel.plan import (
+    ADAPTER_FLAGS,
     USABLE_MEMORY_FRACTION,
     Workload,
     memory_saving_changes,
@@ -164,13 +165,22 @@ def test_what_would_make_it_fit():
         "--gradient-accumulation-steps 2",
         "--mesh.fsdp 64",
         "--mesh.tensor 2",
+        ADAPTER_FLAGS,
     } < set(changes)
     assert "--mesh.fsdp 128" not in changes, "64 rows are not a multiple of 128"
     assert changes["--remat full"].memory.total < before.memory.total
     assert changes["--mesh.tensor 2"].num_devices == 64
     text = tables.format_plan("llama-2-70b", LLAMA, before)
-    listed = text.split("It fits with one of\n")[1].splitlines()
-    assert all(changes[line[2:38].strip()].fits for line in listed)
+    listed = text.split("It fits with one of\n")[1].split("\nWith --adapter")[0].splitlines()
+    assert all(changes[line[2:54].strip()].fits for line in listed)
+
+
+def test_adapters_are_named_where_they_fit_alone_or_with_fewer_devices():
+    """8B parameters in 16 bits are 16 GB, 70B are 141 GB: on one and on two or more of 80 GB."""
+    for name, words in (("llama-3-8b", " 1 device,"), ("llama-3-70b", " 4 devices,")):
+        config = zoo.get(name)
+        text = tables.format_plan(name, config, plan(config, dict(data=1), H100, Workload()))
+        assert words in text.split(ADAPTER_FLAGS)[1]
 
 
 @pytest.mark.slow

@@ -161,11 +161,11 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     )
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
     assert shown.count("Attention of ") == 1
-    match = re.search(r"Held-out loss: ([\d.]+) bits per byte \(gzip -9: ([\d.]+)\)\.", shown)
-    assert 0 < float(match[2]) < 8 and 0 < float(match[1]) < 12
+    match = re.search(r"Held-out loss: ([\d.]+) bits per byte\.", shown)
+    assert 0 < float(match[1]) < 12
     lines = read_json_lines(folder / "metrics.jsonl")
     assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == match[1]
-    assert f"{lines[-1]['gzip_bits_per_byte']:.3f}" == match[2]
+    assert "gzip_bits_per_byte" not in lines[-1], "gzip of 400 bytes is no yardstick"
     assert 0 < lines[-1]["tokens_per_byte"] <= 1.1  # bytes are the tokens of this run
     assert "\nSample:\nthe " in shown
     repeat = shown.partition("Results are in out. To repeat the run:\n")[2]
@@ -237,7 +237,7 @@ def test_a_run_writes_the_numbers_of_every_step_and_of_every_evaluation(whole):
         assert line["tokens_per_second"] > 0
     assert updates[2]["learning_rate"] == pytest.approx(0.01)
     assert updates[0]["learning_rate"] == pytest.approx(0.01 / 3)
-    assert [line["step"] for line in lines if "held_out_bits_per_byte" in line] == [4, 8]
+    assert [line["step"] for line in lines if "held_out_bits_per_byte" in line] == [4, 8, 12]
     assert updates[-1]["loss"] < updates[0]["loss"]
 
 
@@ -250,7 +250,7 @@ def test_the_update_is_compiled_once(whole):
 
 def test_checkpoints_hold_what_is_needed_to_use_them(whole):
     folder, _, _ = whole
-    assert saved_steps(folder) == [3, 6, 9, 12]
+    assert saved_steps(folder) == [3, 4, 6, 8, 9, 12]  # every third, and the best of 4, 8 and 12
     assert load_tokenizer(folder).vocab_size == 257
     with Checkpoints(folder / "checkpoints") as checkpoints:
         description = checkpoints.read_description()
@@ -379,7 +379,7 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "number, status, at, saved",
-    [(signal.SIGINT, 130, 7, [3, 6, 8]), (signal.SIGTERM, 143, 5, [3, 6])],
+    [(signal.SIGINT, 130, 7, [3, 4, 6, 8]), (signal.SIGTERM, 143, 5, [3, 4, 6])],
     ids=["SIGINT between checkpoints", "SIGTERM where one is due"],
 )
 @pytest.mark.slow
@@ -422,7 +422,7 @@ def six(whole, tmp_path):
     """
     for name in ("out", "cache"):
         shutil.copytree(whole[0].parent / name, tmp_path / name)
-    for number in ("9", "12"):
+    for number in ("8", "9", "12"):
         shutil.rmtree(tmp_path / "out" / "checkpoints" / number)
     return tmp_path / "out"
 
@@ -454,7 +454,7 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
     with pytest.raises(ValueError, match=f"checkpoint has other settings.*\n(.*\n)*  {message}"):
         pretrain.main(replace(BASE, resume=True, **changes))
     assert {p: p.read_bytes() for p in six.glob("*.json*")} == files, "refused and yet changed"
-    assert saved_steps(six) == [3, 6]
+    assert saved_steps(six) == [3, 4, 6]
 
 
 def test_a_resumed_run_reads_no_text_and_needs_none(whole, six, monkeypatch):
@@ -476,7 +476,7 @@ def test_a_resumed_run_names_the_files_that_changed(six):
     message = r"other\.txt is not that of the run: corpus\.txt is missing, other\.txt is new\."
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, resume=True, corpus=TextFiles(path="other.txt")))
-    assert saved_steps(six) == [3, 6]
+    assert saved_steps(six) == [3, 4, 6]
 
 
 def test_a_resumed_run_needs_none_of_its_flags_again(six):
@@ -599,7 +599,7 @@ def test_the_same_command_begins_goes_on_and_ends_when_it_is_done(whole, capsys)
     line = {"step": 1, "time": 1.0, "loss": 9.0}
     Path("out/metrics.jsonl").write_text(json.dumps(line) + "\n")  # of one that was killed
     pretrain.main(replace(run, steps=6))
-    assert saved_steps("out") == [3, 6]
+    assert saved_steps("out") == [3, 4, 6]
     assert losses("out") == losses(whole[0])[:6]
     pretrain.main(run)
     assert "Resumed from step 6." in capsys.readouterr().out
@@ -838,12 +838,12 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     assert ended.value.code == 1
     output = capsys.readouterr().err
     assert re.search(
-        r"error: Saving checkpoint 9 in .*out/checkpoints failed: .*No space left on device.*"
+        r"error: Saving checkpoint 8 in .*out/checkpoints failed: .*No space left on device.*"
         r"The last good checkpoint is 6\.\n",
         output,
     )
     monkeypatch.undo()
-    assert saved_steps(six) == [3, 6]
+    assert saved_steps(six) == [3, 4, 6]
     assert_same(restored(six), before)
     numbers = [number for number, _ in losses(six)]
     assert numbers == list(range(1, len(numbers) + 1)) and 7 <= len(numbers) <= 9
@@ -861,7 +861,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, caps
     shown = capsys.readouterr()
     assert re.search(
         r"Checkpoint 6 in .*out/checkpoints is damaged: .*"
-        r"The folder has 3, 6\. An earlier one is used\.\n",
+        r"The folder has 3, 4, 6\. An earlier one is used\.\n",
         shown.err,
     )
     assert "Resumed from step 3." in shown.out
@@ -896,6 +896,7 @@ def start(*arguments):
 
 @pytest.mark.slow
 def test_the_module_runs_and_says_how_to_repeat_it():
+    Path("corpus.txt").write_text("".join(40 * LINES))
     arguments = [
         *("tiny", "--steps", "4", "--batch-size", "2", "--devices", "1", "--scan"),
         *("--corpus", "TextFiles(path='corpus.txt')", "--length", "16", "--output", "my run"),
@@ -903,7 +904,7 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     ]
     done = start(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "bits per byte (gzip -9: " in done.stdout
+    assert re.search(r"bits per byte \(gzip -9: \d\.\d{3}\)\.", done.stdout)
     assert re.search(r"Estimated memory per device: \d+ MiB \(parameters \d+, ", done.stdout)
     printed = done.stdout.splitlines()[-1]
     assert printed.startswith("  python -m experiments.pretrain tiny --batch-size 2 --steps 4")

@@ -462,3 +462,13 @@ def test_a_folder_may_be_anywhere_that_epath_knows(tmp_path):
         assert checkpoints.all_steps() == [1, 3]
         assert_same(checkpoints.restore(None, make()), make(3))
     assert {path.name for path in (tmp_path / "bucket" / "run").iterdir()} == {"1", "3"}
+
+
+def test_a_loss_is_the_best_below_those_of_all_checkpoints(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.is_best(9.0)
+        for step, loss in ((1, 3.0), (2, None), (3, 4.0)):
+            checkpoints.save(step, {"x": np.zeros(2)}, {}, loss=loss)
+        losses = [2.9, 3.0, float("nan")]
+        assert [checkpoints.is_best(loss) for loss in losses] == [True, False, False]
+        assert [checkpoints.saved_loss(step) for step in (1, 2, 3)] == [3.0, None, 4.0]

@@ -83,9 +83,27 @@ def test_updates_are_dispatched_before_earlier_numbers_are_read():
     for at, _, finished in fake.train(stop_step=6):
         seen.append([done.step for done in finished])
         assert fake.num_updates[-1] == at
-        # Each item reads no more than what lies two updates back, until the last reads all.
-        assert fake.read == list(range(1, at - loop.MAX_IN_FLIGHT + 1 if at < 6 else 7))
-    assert seen == [[], [], [1], [2], [3], [4, 5, 6]]
+        # The first step may be long; then each item reads what lies two updates back.
+        assert fake.read == list(range(1, {1: 1, 2: 2, 6: 7}.get(at, at - 1)))
+    assert seen == [[], [1], [], [2], [3], [4, 5, 6]]
+
+
+def test_one_update_is_ahead_where_updates_are_long(monkeypatch):
+    fake, seen, clock = Fake(), [], iter(0.6 * n for n in range(99))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(clock))
+    for _, _, finished in fake.train(stop_step=5):
+        seen.append([done.step for done in finished])
+    assert seen == [[], [1], [2], [3], [4, 5]]
+
+
+def test_a_signal_while_an_update_is_awaited_stops_at_what_is_dispatched():
+    fake = Fake()
+    stops = lambda at: 2 in fake.read  # noqa: E731  # it arrives during update 2
+    seen = [
+        (at, [done.step for done in finished])
+        for at, _, finished in fake.train(stop_step=9, should_sync=stops)
+    ]
+    assert seen[3] == (4, [2, 3, 4])
 
 
 def test_settling_reads_everything_before_the_state_is_given():

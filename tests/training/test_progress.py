@@ -117,6 +117,16 @@ def test_a_stream_that_is_no_terminal_gets_one_plain_line_an_interval():
     ]
 
 
+def test_plain_lines_stand_at_multiples_of_log_every_however_fast_the_steps_are():
+    stream, clock = io.StringIO(), Clock()
+    with Progress(64, log_every=20, interval=60, stream=stream, clock=clock) as progress:
+        for step in range(1, 65):
+            progress.update(step)
+            progress.update(step, bits_per_byte=2.0)
+    lines = [line.split()[1] for line in stream.getvalue().splitlines()]
+    assert lines == ["1/64", "20/64", "40/64", "60/64", "64/64"]
+
+
 def test_the_last_state_is_printed_once():
     stream = io.StringIO()
     with Progress(2, stream=stream) as progress:
