@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +40,8 @@ class LoadedModel(NamedTuple):
         bos_tokens: First tokens of a decoder's text, or of an encoder-decoder's output.
         stop_tokens: Tokens that end a text.
         adds_special_tokens: Whether the tokenizer itself adds the special tokens of a prompt.
-        row_length: Row length in training, if known; of other models only one below 1024.
+        row_length: Row length in training, also in that of the run that it began with, if known; of
+            other models only one below 1024.
         step: Step of a run's checkpoint.
         chat_template: Used instead of the folder's; see `data.load_chat_template`.
         base: Folder or hub name of the model without adapters.
@@ -69,9 +71,8 @@ class LoadedModel(NamedTuple):
         ids = self.encode(text, add_special_tokens=self.adds_special_tokens)
         if isinstance(self.config.topology, EncoderDecoder):
             return list(self.bos_tokens), ids or list(self.stop_tokens[:1])
-        if self.adds_special_tokens:
-            return ids or list(self.bos_tokens), None
-        return [*self.bos_tokens, *ids], None
+        begins = self.adds_special_tokens or tuple(ids[: len(self.bos_tokens)]) == self.bos_tokens
+        return (ids if begins and ids else [*self.bos_tokens, *ids]), None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a prompt, whose text may contain special tokens."""
@@ -227,6 +228,12 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
         ValueError: The folder has no model.
     """
     folder = fetch_folder(name)
+    if not folder.exists():
+        raise ValueError(
+            f"There is no folder {name!r}. --init takes a folder with config.json and safetensors, "
+            "the output of a run, or a hub name OWNER/NAME such as openai-community/gpt2; without "
+            "a network, copy the folder that `hf download OWNER/NAME` prints where there is one."
+        )
     if (folder / ADAPTER_CONFIG).is_file():
         raise ValueError(
             f"{folder} has the adapters of another model. Merge them first: python -m "
@@ -298,7 +305,8 @@ def load_from_run(
         )
     pairs = isinstance(config.topology, EncoderDecoder)
     start = (tokenizer.end_of_text if pairs else data.bos_token_id(tokenizer),)
-    stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
+    stop = learned_stop(local_folder, tokenizer)
+    lengths = [run["length"] for run in runs_of(local_folder) if run.get("length")]
     return LoadedModel(
         config.unroll() if unroll else config,
         unflatten_dict(params, sep="/"),
@@ -306,20 +314,25 @@ def load_from_run(
         local_folder,
         start,
         stop,
-        row_length=length,
+        row_length=max(lengths, default=None),
         step=step,
         base=base_of_run(local_folder),
     )
 
 
+def runs_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """run.json of a run, of the run that it began with, and so on."""
+    if (folder / RUN_FILE).is_file():
+        yield (run := read_json(folder / RUN_FILE))
+        if run.get("init") is not None:
+            yield from runs_of(Path(run["init"]))
+
+
 def base_of_run(folder: Path) -> str | None:
     """Folder or hub name that a run began with; of runs that trained adapters, the first's."""
-    run = read_json(folder / RUN_FILE) if (folder / RUN_FILE).is_file() else {}
-    name = run.get("init")
-    if name is None or not (Path(name) / RUN_FILE).is_file():
-        return name
-    before = read_json(Path(name) / RUN_FILE)
-    return base_of_run(Path(name)) if (before.get("model") or {}).get("adapter") else name
+    first, *before = [*runs_of(folder)] or [{}]
+    with_adapters = takewhile(lambda run: (run.get("model") or {}).get("adapter"), before)
+    return [first, *with_adapters][-1].get("init")
 
 
 def load_from_hugging_face(

@@ -169,9 +169,9 @@ def _shardings(options: DecodeConfig) -> Any:
     if mesh is None:
         return jax.devices()[0]
     rows, tensor = batch_spec(mesh.shape)[0], "tensor" if mesh.shape.get("tensor", 1) > 1 else None
-    specs: Any = Context(*(P(rows), _cache_specs(rows, tensor)))  # in the place of arrays
+    specs: Any = (P(rows), _cache_specs(rows, tensor))
     is_spec = lambda x: isinstance(x, P)  # noqa: E731
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+    return Context(*jax.tree.map(lambda x: NamedSharding(mesh, x), specs, is_leaf=is_spec))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

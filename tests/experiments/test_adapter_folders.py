@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from experiments import export
-from experiments.load_model import base_of_run, load_model
+from experiments.load_model import base_of_run, load_model, runs_of
 from jaxformer import Transformer, save_pretrained, zoo
 from jaxformer.config import LoRA
 from jaxformer.interop import save_adapter
@@ -74,8 +74,18 @@ def test_the_base_of_a_run_is_that_of_the_first_run_with_adapters(tmp_path, monk
         ("again", "org/base", {"rank": 2}),
     ):
         Path(name).mkdir()
-        run = {"init": init, "model": {"adapter": adapter}}
+        run = {"init": init, "model": {"adapter": adapter}, "length": len(name)}
         Path(name, "run.json").write_text(json.dumps(run))
     names = ["pretrained", "sft", "dpo", "again", "elsewhere"]
     expected = [None, "pretrained", "pretrained", "org/base", None]
     assert [base_of_run(Path(name)) for name in names] == expected
+    lengths = [[run["length"] for run in runs_of(Path(name))] for name in names]
+    assert lengths == [[10], [3, 10], [3, 3, 10], [5], []]
+
+
+@pytest.mark.parametrize("prompt", ["hi", "<|endoftext|>hi", ""])
+def test_a_prompt_begins_with_one_first_token(adapters, prompt):
+    """Of a run, whose tokenizer adds none."""
+    model = load_model(adapters.parent / "base")._replace(adds_special_tokens=False)
+    ids, source = model.encode_prompt(prompt)
+    assert (ids[0], ids.count(0), source) == (0, 1, None)
