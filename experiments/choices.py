@@ -6,19 +6,30 @@ It writes experiments/guides/choices.svg, the picture in README.md.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
 from jaxformer import zoo
 
 PICTURE = Path(__file__).parent / "guides" / "choices.svg"
-# Axes of the left and of the right half.
+# Axes of the left and of the right half, as the zoo and as the picture call them.
 HALVES = (
-    ("position", "norm", "norm-placement", "qk-norm"),
-    ("attention", "window", "block", "activation", "feed-forward"),
+    {
+        "position": "position",
+        "norm": "norm",
+        "norm-placement": "norm placement",
+        "qk-norm": "QK-norm",
+    },
+    {
+        "attention": "attention",
+        "window": "window",
+        "block": "block",
+        "activation": "activation",
+        "feed-forward": "feed-forward",
+    },
 )
-LABEL_WIDTH, CELL, ROW, GAP = 204, 29, 18, 22
+LABEL_WIDTH, CELL, ROW, GAP = 266, 26, 18, 22
 COLOUR = "#1a5fa8"
 STYLE = "text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #222 }"
 
@@ -54,16 +65,16 @@ def picture() -> str:
     )
 
 
-def _half(axes: tuple[str, ...], years: range) -> tuple[str, int]:
+def _half(axes: Mapping[str, str], years: range) -> tuple[str, int]:
     """The elements of one half of the picture, and its height."""
     elements, y = [], 20
     for column, year in enumerate(years):
         x = LABEL_WIDTH + CELL * (column + 0.5)
         style = "text-anchor:middle;font-size:10px"
         elements.append(f'<text x="{x:g}" y="{y - 6}" style="{style}">{year}</text>')
-    for axis in axes:
+    for axis, heading in axes.items():
         y += 4
-        elements.append(f'<text x="0" y="{y + 13}" font-weight="bold">{escape(axis)}</text>')
+        elements.append(f'<text x="0" y="{y + 13}" font-weight="bold">{escape(heading)}</text>')
         y += ROW
         choices = zoo.choices(axis)
         of_year = Counter(model.year for chosen in choices.values() for model in chosen)
@@ -84,10 +95,9 @@ def _row(
         if count:
             x, share = LABEL_WIDTH + CELL * column, count / of_year[year]
             cell = f'x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{ROW - 2}"'
-            yield f'<rect {cell} fill="{COLOUR}" fill-opacity="{0.15 + 0.85 * share:.2f}"/>'
-            colour = ";fill:white" if share > 0.4 else ""
-            style = f' style="text-anchor:middle{colour}"'
-            yield f'<text x="{x + CELL / 2:g}" y="{y + 13}"{style}>{count}</text>'
+            # Never so dark that the number cannot be read.
+            yield f'<rect {cell} fill="{COLOUR}" fill-opacity="{0.08 + 0.47 * share:.2f}"/>'
+            yield f'<text x="{x + CELL / 2:g}" y="{y + 13}" text-anchor="middle">{count}</text>'
 
 
 if __name__ == "__main__":

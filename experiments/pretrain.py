@@ -10,7 +10,7 @@
 By default it trains on the source code of Python's standard library. It reports bits per byte on
 held-out text, compares them with gzip, and ends with a sample. All files are written to --output.
 
-At SIGINT (Ctrl-C), SIGTERM or SIGHUP a run finishes the current step, saves it and exits with
+At SIGINT (Ctrl-C), SIGTERM or SIGHUP a run finishes the steps on the device, saves and exits with
 status 130, 143 or 129; --resume resumes it. The third such signal ends the run at once. Only one
 run at a time can use a folder.
 """

@@ -245,6 +245,25 @@ def test_guides_and_notebooks_are_pages(site):
         assert (site / "experiments/guides" / f"{path.stem}.html").exists()
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert "cell_output" in (site / "notebooks" / f"{path.stem}.html").read_text()
+        page = (site / "notebooks" / f"{path.stem}.html").read_text()
+        assert "Finds jaxformer, or installs it" not in page
     positions = (site / "notebooks" / "01_positions.html").read_text()
     assert r"\theta_i = 10000^{-2i/d}" in positions and "$$PE" not in positions
     assert "experiments/guides/index.html" in (site / "index.html").read_text()
+
+
+def test_the_first_page_says_how_to_begin():
+    """With the commands of README."""
+    index = (ROOT / "experiments/guides/index.md").read_text()
+    [install, generate] = re.findall(r"^```bash\n(.*?)^```$", index, re.M | re.S)
+    begin = (ROOT / "README.md").read_text().partition("## Train")[2].partition("\n## ")[0]
+    assert install in begin and "pip install" in install and "experiments.pretrain" in install
+    assert generate in begin
+
+
+@pytest.mark.slow
+def test_long_commands_are_not_cut_off(site):
+    page = (site / "experiments/guides/finetune.html").read_text()
+    [style] = re.findall(r'href="([^"]*/site\.css)[^"]*"', page)
+    text = (site / "experiments/guides" / style).read_text()
+    assert re.search(r"^pre \{[^}]*white-space: pre-wrap;", text, re.M)

@@ -20,6 +20,7 @@ from tests.write_notebooks import NOTEBOOKS, ROOT, address, clean, execute, with
 FIGURES = 3  # at least, in each
 SECONDS = 120  # of processors, at most
 LARGEST_PICTURE = 60  # kilobytes
+PACKAGE = "\n".join(path.read_text() for path in sorted((ROOT / "jaxformer").rglob("*.py")))
 # A number of a fresh run is that of the stored one up to 2 %: what is trained for some hundred
 # updates moves by less between processors. Numbers with an exponent, both below ROUNDING, are
 # rounding, and any size of it will do; whole numbers are counts, and are the same.
@@ -86,8 +87,13 @@ def absent(path):
     return names - {"jaxformer"}
 
 
+def names_in(text):
+    """The words that are written as names of code: with underscores, or as of a class."""
+    return set(re.findall(r"[A-Za-z]+(?:_[A-Za-z]+)+|\b(?:[A-Z][a-z]{2,}){2,}\b", text))
+
+
 def texts_of(cell):
-    """What a cell says, without its pictures."""
+    """What a cell says, of a picture the words."""
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         yield output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
@@ -136,6 +142,18 @@ class TestStored:
         sizes = [len(base64.b64decode(p)) for p in pictures(nbformat.read(path, as_version=4))]
         assert len(sizes) >= FIGURES and max(sizes) < 1000 * LARGEST_PICTURE, sizes
 
+    def test_with_the_names_that_the_source_has(self, path):
+        """An output from before a name was changed, or one that was edited, has others."""
+        notebook = nbformat.read(path, as_version=4)
+        drawn = [o.data for c in notebook.cells for o in c.get("outputs", ()) if "data" in o]
+        assert all(data.get("text/plain") for data in drawn if "image/png" in data)
+        source = PACKAGE + "\n".join(cell.source for cell in notebook.cells)
+        assert names_in("\n".join(texts(notebook))) <= names_in(source)
+
+    def test_with_its_number(self, path):
+        number, title = int(path.name.partition("_")[0]), cells(path, "markdown")[0].source
+        assert title.startswith(f"# {number}. ")
+
     def test_without_traces_of_a_machine(self, path):
         text = "\n".join(texts(nbformat.read(path, as_version=4)))
         traces = re.findall(
@@ -177,6 +195,7 @@ class TestStored:
 
     def test_with_the_cell_that_finds_jaxformer(self, path):
         assert NEEDED.sub("", first_cell(path)) == NEEDED.sub("", first_cell())
+        assert "remove-cell" in cells(path, "code")[0].metadata.tags  # from the site
 
     def test_with_its_sources(self, path):
         prose = "\n".join(cell.source for cell in cells(path, "markdown"))
@@ -340,6 +359,19 @@ def test_what_is_printed_in_pieces_is_stored_in_one():
     cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=t) for t in ("1\n", "2\n")]
     stored = clean(nbformat.v4.new_notebook(cells=[cell]))
     assert texts(stored) == ["1\n2\n"]
+
+
+def test_a_picture_is_stored_with_its_words():
+    draw = """
+import matplotlib.pyplot as plt
+figure, axes = plt.subplots()
+axes.bar(["a_name", "another"], [1, 2])
+axes.set(title="a title", ylabel="", yscale="log")
+plt.show()
+"""
+    [cell] = clean(execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(draw)]))).cells
+    assert cell.execution_count == 1 and cell.outputs[0].data["image/png"]
+    assert list(texts_of(cell)) == ["a_name\nanother\na title"]
 
 
 def test_numbers_are_compared():

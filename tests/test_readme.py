@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import jaxformer
 from experiments import report
 from experiments.benchmark.report import speed_summary
 from jaxformer import inspect, zoo
+from jaxformer.config import AttentionKind
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.zoo import printing
 
@@ -55,10 +57,12 @@ def printed(tmp_path_factory):
     return ran.stdout + ran.stderr[-2000:]
 
 
-def test_the_folders_that_its_commands_write_are_ignored():
-    written = re.findall(r"--output ([\w-]+)|save_pretrained\(\"([\w-]+)", README)
-    names = {f"/{first or second}/" for first, second in written}
-    assert len(names) >= 3 and names <= set((ROOT / ".gitignore").read_text().split())
+def test_what_its_commands_write_is_ignored():
+    """And those of the guides, but those elsewhere, in buckets or to be chosen (in capitals)."""
+    written = re.findall(r"--output ([a-z][\w./-]*)|save_pretrained\(\"([\w-]+)", PAGES)
+    tops = {(first or second).split("/")[0] for first, second in written} - {"gs", "experiments"}
+    names = {f"/{top}" if "." in top else f"/{top}/" for top in tops}
+    assert len(names) >= 9 and names <= set((ROOT / ".gitignore").read_text().split())
 
 
 def test_there_are_examples_of_every_feature():
@@ -107,6 +111,28 @@ def test_the_picture_has_every_floor():
     picture = (ROOT / "experiments" / "guides" / "architecture.svg").read_text()
     for path in (ROOT / "jaxformer").glob("*/__init__.py"):
         assert f">{path.parent.name}</text>" in picture
+
+
+OPTIONS_DRAWN = {
+    "MultiHead": "multi-head, grouped-query, multi-query",
+    "SharedKV": "shared key and value",
+    "Latent": "latent (MLA)",
+    "LinearAttention": "linear attention",
+    "Decay": "complex decay",
+    "ShortConvolution": "short convolution",
+    "Mixer": "custom mixer",
+    "HybridHeads": "hybrids of layers or of heads",
+    "NoAttention": "",  # nothing to draw
+}
+
+
+def test_the_picture_of_a_model_has_every_kind_of_attention_and_adapters():
+    """And sinks, gates and what else a head may have."""
+    picture = (ROOT / "experiments" / "guides" / "model.svg").read_text()
+    kinds = typing.get_args(AttentionKind)
+    assert {kind.__name__ for kind in kinds} == OPTIONS_DRAWN.keys()
+    others = ("windows", "block-sparse", "sinks", "output gates", "QK-norm", "LoRA", "experts")
+    assert not [words for words in (*OPTIONS_DRAWN.values(), *others) if words not in picture]
 
 
 def test_the_survey_is_that_of_the_zoo():

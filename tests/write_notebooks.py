@@ -19,6 +19,17 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 COLOURS = 128  # of a picture: few enough for small files, and more than a colour bar shows
 INTERACTIVE = 60_000  # characters of HTML; a larger page, as of a tree, is left to a live kernel
+# Run by each kernel at its start: beside a picture stand its words, which tests compare.
+WORDS = r"""
+def _words(figure):
+    from matplotlib.text import Text
+    figure.draw_without_rendering()
+    texts = dict.fromkeys(text.get_text() for text in figure.findobj(Text))
+    return "\n".join(t for t in texts if any(map(str.isalpha, t)) and "mathdefault" not in t)
+
+import matplotlib.figure
+matplotlib.figure.Figure.__repr__ = _words
+"""
 
 
 def address(pyproject: str) -> str:
@@ -34,9 +45,13 @@ def with_address(source: str, url: str) -> str:
 
 def execute(notebook: nbformat.NotebookNode, timeout: int = 600) -> nbformat.NotebookNode:
     """The notebook with its outputs; cells that fail raise what they raised."""
-    here = {"metadata": {"path": str(ROOT / "notebooks")}}
     client = NotebookClient(
-        notebook, timeout=timeout, kernel_name="python3", resources=here, record_timing=False
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(ROOT / "notebooks")}},
+        record_timing=False,
+        extra_arguments=[f"--InteractiveShellApp.exec_lines={WORDS}"],
     )
     return client.execute()
 
@@ -71,7 +86,6 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             data = output.get("data", {})
             if "image/png" in data:
                 data["image/png"] = small(data["image/png"])
-                data.pop("text/plain", None)
             if len(data.get("text/html", "")) > INTERACTIVE:
                 del data["text/html"]
             if "text/plain" in data:

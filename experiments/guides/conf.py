@@ -10,6 +10,7 @@ root_doc = "experiments/guides/index"
 include_patterns = ["experiments/*.md", "experiments/guides/**.md", "notebooks/*.ipynb", "*.md"]
 exclude_patterns = ["README.md", ".*", "build", "runs"]
 html_theme, html_title, html_show_copyright = "furo", "jaxformer", False
+html_static_path = html_css_files = ["site.css"]
 myst_enable_extensions = ["dollarmath"]  # typeset by MathJax, which browsers fetch
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks have their outputs, which tests compare

@@ -58,9 +58,10 @@ def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> No
             colour = colours.get(i, "0.5")
             left.errorbar(mean, row, xerr=half, fmt="o", color=colour, capsize=3)
             left.plot(seeds[i], [row] * len(seeds[i]), "|", color="k")
-    left.axvline(0, color="0.8", zorder=0)
+    left.axvline(0, color="0.6", zorder=0)
     left.set_yticks(range(len(variants)), [variants[i]["variant"]["name"] for i in order])
     left.invert_yaxis()
+    left.locator_params("x", nbins=6)  # more would touch
     name = variants[0]["variant"]["name"]
     left.set_xlabel(f"held-out loss minus that of {name}, nats\n(mean, 95% interval, seeds)")
     _draw_training(right, variants, colours)
@@ -72,7 +73,7 @@ def _draw_training(axes: Any, variants: Sequence[ResultDict], colours: Mapping[i
     lines = []
     for i, variant in enumerate(variants):
         steps, line = variant["train_steps"], moving_average(curves[i] - curves[0], window=5)
-        axes.plot(steps, line, color=colours.get(i, "0.85"), zorder=3 if i in colours else 1)
+        axes.plot(steps, line, color=colours.get(i, "0.65"), zorder=3 if i in colours else 1)
         if i in colours:
             lines.append((variant["variant"]["name"], steps[-1], line[-1], colours[i]))
     axes.set_xlabel("steps")
@@ -111,7 +112,13 @@ def label_line_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -
             color=colour,
             fontsize=9,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 0,
+                "relpos": (0, 0.5),  # at the left of its name: it crosses no other
+            },
         )
 
 
@@ -153,7 +160,7 @@ def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: in
         if "gradient_by_depth" not in variants[0]:
             axes.set_xscale("log", base=2)
         if "recall" in variants[0]:
-            axes.axvline(variants[0]["recall_trained_length"], color="0.8", zorder=0)
+            axes.axvline(variants[0]["recall_trained_length"], color="0.6", zorder=0)
             axes.set_xticks(x, x)
             axes.label_outer()
         label_line_ends(axes, ends)

@@ -12,7 +12,7 @@ import numpy as np
 DPI = 90
 
 
-def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
+def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float | None) -> None:
     """Plot bits per byte of a run: smoothed training loss and held-out loss.
 
     The last point, labelled with its value, is the loss of the complete held-out text.
@@ -21,16 +21,16 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
         path: File to write.
         numbers: The lines of metrics.jsonl; the last has `tokens_per_byte` of the training text,
             which converts its loss from nats per token to bits per byte.
-        gzip: Bits per byte of the held-out text compressed by gzip.
+        gzip: Bits per byte of the held-out text compressed by gzip, or None.
     """
     if not has_matplotlib():
         return
-    figure, axes = new_figure(1, "")
+    figure, axes = new_figure(1, "Bits per byte of a run: training and held-out text")
     steps, losses = _series(numbers, "loss")
     _, ratio = _series(numbers, "tokens_per_byte")
     if len(ratio) and len(losses):
         bits = losses * ratio[-1] / np.log(2)
-        axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
+        axes.plot(steps, bits, color="0.6", linewidth=0.8, label="training, single batches")
         mean = moving_average(bits, window=max(1, len(bits) // 8))
         axes.plot(steps, mean, color="tab:blue", label="training, moving average")
     during_training, at_the_end = (
@@ -49,10 +49,11 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
             color="tab:red",
             weight="bold",
         )
-    axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
+    if gzip is not None:
+        axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
     axes.set(xlabel="steps", ylabel="bits per byte")
     axes.margins(x=0.09, y=0.1)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.savefig(path, dpi=DPI)
 
 

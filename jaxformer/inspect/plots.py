@@ -8,7 +8,7 @@ import html
 import importlib
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,9 @@ from jaxformer.inspect.attention_weights import AttentionMaps
 
 MAX_TICK_LABELS = 40
 MAX_NUMBERS = 100  # cells of a heatmap with their numbers
+MAX_WIDTH = 11.0  # inches, of all columns with their numbers
+NUMBER_SIZE = 7
+LETTER = 0.0095  # inches, of a letter of size 1
 Numbers = Array | np.ndarray | Sequence[Any]
 
 
@@ -76,11 +79,9 @@ def plot_attention(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+        axes.locator_params(integer=True)
         axes.set_title(f"head {names[i]}" if show_names else "", fontsize=9)
-        if queries <= MAX_TICK_LABELS:
-            _set_tick_labels(axes.set_yticks, tokens)
-        if count <= MAX_TICK_LABELS:
-            _set_tick_labels(axes.set_xticks, keys, rotation=90)
+        _set_tick_labels(axes, rows=tokens, columns=keys, width=2.4)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.suptitle(title)
@@ -119,26 +120,26 @@ def plot_heatmap(
         raise ValueError(f"values must be [rows, columns]; got shape {values.shape}.")
     _check_count("rows", rows, values.shape[0])
     _check_count("columns", columns, values.shape[1])
-    figure = _new_figure(7.0, 4.0)
+    numbers = [f"{value:z.2f}" for value in values.flat] if values.size <= MAX_NUMBERS else []
+    width = LETTER * NUMBER_SIZE * (2 + max(map(len, numbers), default=0)) * values.shape[1]
+    show_numbers = bool(numbers) and width <= MAX_WIDTH
+    width = max(5.5, width) if show_numbers else 5.5
+    height = 0.16 * values.shape[0] + 1.0 if show_numbers else 0.0
+    figure = _new_figure(width + 1.5, max(4.0, height))
     axes = figure.add_subplot()
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
     if centered:
         limit = float(np.nanmax(np.abs(values))) or 1.0
         options |= {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
     image = axes.imshow(values, **options)
+    axes.locator_params(integer=True)
     figure.colorbar(image, ax=axes)
-    if values.size <= MAX_NUMBERS:
-        axes.set_yticks(range(values.shape[0]))
-        axes.set_xticks(range(values.shape[1]))
-        for (row, column), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                dark = image.norm(value) < 0.25 or (centered and image.norm(value) > 0.75)
-                style = {"ha": "center", "va": "center", "fontsize": 7}
-                axes.text(column, row, f"{value:z.2f}", color="white" if dark else "black", **style)
-    if values.shape[0] <= MAX_TICK_LABELS:
-        _set_tick_labels(axes.set_yticks, rows)
-    if values.shape[1] <= MAX_TICK_LABELS:
-        _set_tick_labels(axes.set_xticks, columns, rotation=90)
+    if show_numbers:
+        axes.set(yticks=range(values.shape[0]), xticks=range(values.shape[1]))
+        for (row, column), number in zip(np.ndindex(values.shape), numbers, strict=True):
+            if np.isfinite(values[row, column]):
+                _write(axes, row, column, number, on=image, size=NUMBER_SIZE)
+    _set_tick_labels(axes, rows=rows, columns=columns, width=width)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     return figure
 
@@ -170,6 +171,8 @@ def plot_lines(
     for name, line in lines.items():
         y = np.asarray(line)
         axes.plot(np.arange(len(y)) if x is None else np.asarray(x), y, label=name, marker=".")
+        if not np.any(np.mod(axes.lines[-1].get_xdata(), 1)):
+            axes.locator_params("x", integer=True)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, yscale="log" if logy else "linear")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
@@ -207,14 +210,12 @@ def plot_lens(
     figure = _new_figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
     axes = figure.add_subplot()
     image = axes.imshow(top_probability, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.locator_params(integer=True)
     for (depth, position), token in np.ndenumerate(top_token):
         token_text = str(token) if names is None else repr(names[token])[1:-1]
-        colour = "white" if top_probability[depth, position] > 0.5 else "black"
-        style = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
-        axes.text(position, depth, token_text, parse_math=False, **style)
+        _write(axes, depth, position, token_text, on=image, size=8)
     figure.colorbar(image, ax=axes, label="probability")
-    if tokens is not None:
-        _set_tick_labels(axes.set_xticks, tokens, fontsize=8)
+    _set_tick_labels(axes, rows=None, columns=tokens, width=0.7 * length)
     axes.set_yticks(range(depths))
     axes.set(xlabel="token", ylabel="layers", title="Most likely next token after each layer")
     return figure
@@ -318,10 +319,23 @@ def _check_count(name: str, values: Numbers | None, count: int) -> None:
         raise ValueError(f"{name} must have {count} entries; got {len(values)}.")
 
 
+def _write(axes: Any, row: int, column: int, text: str, *, on: Any, size: float) -> None:
+    """Write into a cell of a heatmap: black or white, whichever has more contrast."""
+    colour = np.asarray(on.cmap(on.norm(on.get_array()[row, column]))[:3])
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.179  # contrast 4.6 with both
+    style = {"ha": "center", "va": "center", "fontsize": size, "parse_math": False}
+    axes.text(column, row, text, color="white" if dark else "black", **style)
+
+
 def _set_tick_labels(
-    set_ticks: Callable[..., Any], words: Sequence[str] | None, *, fontsize: int = 6, **how: Any
+    axes: Any, *, rows: Sequence[str] | None, columns: Sequence[str] | None, width: float
 ) -> None:
-    """Set tick labels as plain text, without TeX for dollar signs."""
-    if words is not None:
-        names = [repr(word)[1:-1] for word in words]
-        set_ticks(range(len(names)), names, fontsize=fontsize, parse_math=False, **how)
+    """Label rows and columns as plain text, without TeX for dollar signs."""
+    for words, axis in ((rows, axes.yaxis), (columns, axes.xaxis)):
+        if words is not None and len(words) <= MAX_TICK_LABELS:
+            names = [repr(word)[1:-1] for word in words]
+            size = 8 if len(names) <= 20 else 6
+            needed = LETTER * size * sum(1 + len(name) for name in names)
+            turn = {"rotation": 90} if axis is axes.xaxis and needed > width else {}
+            axis.set_ticks(range(len(names)), names, fontsize=size, parse_math=False, **turn)

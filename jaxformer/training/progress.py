@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, SupportsFloat
 
 from jaxformer.extras import import_extra
@@ -21,6 +21,11 @@ DISPLAYED = {
     "bits_per_byte": ("held-out bits/byte", lambda v: f"{v:.3f}"),
     "seconds_left": ("time left", lambda v: format_duration(v)),
 }
+
+# On a terminal, which cuts what it has no room for.
+BY_IMPORTANCE = (
+    "loss", "seconds_left", "bits_per_byte", "tokens_per_second", "mfu", "learning_rate"
+)  # fmt: skip
 
 
 def format_count(count: float | int) -> str:
@@ -176,7 +181,7 @@ class Progress:
             pace = (now - first_at) / (step - first_step)
             self._numbers["seconds_left"] = pace * max(0, self._total - step)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=self._status_text())
+            self._bar.update(self._task, completed=step, numbers=self._status_text(BY_IMPORTANCE))
         elif is_due or now - self._printed_at >= self._interval:
             self._printed_at = now
             self._print_status()
@@ -195,10 +200,8 @@ class Progress:
         self._weight = LOSS_EMA_DECAY * self._weight + (1 - LOSS_EMA_DECAY)
         return self._smooth / self._weight
 
-    def _status_text(self) -> str:
-        known = (
-            (*how, self._numbers[name]) for name, how in DISPLAYED.items() if name in self._numbers
-        )
+    def _status_text(self, names: Iterable[str] = DISPLAYED) -> str:
+        known = ((*DISPLAYED[name], self._numbers[name]) for name in names if name in self._numbers)
         return "  ".join(f"{word} {text(value)}" for word, text, value in known)
 
     def _print_status(self) -> None:
@@ -230,10 +233,12 @@ def _make_bar(stream: Any) -> Any:
     console = Console(file=stream)
     if console.is_jupyter or not console.is_terminal or not console.encoding.startswith("utf"):
         return None
+    # One line at every width: the lines of a wrapped bar would stay on the screen.
+    cut = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return bars.Progress(
-        bars.BarColumn(bar_width=20),
+        bars.BarColumn(bar_width=10),
         bars.MofNCompleteColumn(),
-        bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(ratio=1)),
+        bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=cut),
         console=console,
         expand=True,
     )

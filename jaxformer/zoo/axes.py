@@ -19,6 +19,7 @@ POSITION_NAMES: Mapping[type, str] = {
     c.Alibi: "ALiBi",
     c.T5Bias: "T5 bias",
     c.TransformerXL: "Transformer-XL",
+    c.Fire: "FIRE",
     type(None): "none",
 }
 PLACEMENT_NAMES = {
@@ -33,6 +34,7 @@ BLOCK_NAMES = {
     "parallel_shared_norm": "parallel, under one norm",
 }
 ATTENTION_NAMES: Mapping[type, str] = {
+    c.SharedKV: "shared key and value",
     c.Latent: "latent",
     c.ShortConvolution: "convolution",
     c.LinearAttention: "linear",

@@ -57,7 +57,7 @@ def test_few_curves_have_names_and_those_stand_beside_them(study, drawn, tmp_pat
     base = variants[0]["variant"]["name"]
     best = [name for name in order if name != base]
     assert set(beside) == {base, *best[:2], best[-1]}
-    gray = [line for line in curves.lines if line.get_color() == "0.85"]
+    gray = [line for line in curves.lines if line.get_color() == "0.65"]
     assert len(gray) == len(variants) - len(beside)
     assert dots.get_legend() is None and curves.get_legend() is None
     np.testing.assert_array_equal(curves.lines[0].get_ydata(), 0)  # the baseline minus itself

@@ -318,8 +318,56 @@ def test_the_lens_can_be_read_on_dark_cells():
         assert contrast(image.cmap(image.norm(chance)), to_rgba(text.get_color())) > 3, chance
 
 
+def test_the_numbers_of_a_heatmap_can_be_read_on_every_shade():
+    shades = np.linspace(-1, 1, 50).reshape(5, 10)
+    for centered in (False, True):
+        axes = inspect.plot_heatmap(shades, centered=centered).axes[0]
+        image = axes.images[0]
+        for text, value in zip(axes.texts, shades.flat, strict=True):
+            assert contrast(image.cmap(image.norm(value)), to_rgba(text.get_color())) > 4.5, value
+
+
+@pytest.mark.parametrize("shape", [(2, 20), (10, 10), (50, 2)])
+def test_numbers_of_a_heatmap_do_not_touch(shape):
+    figure = inspect.plot_heatmap(np.full(shape, -0.25))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == np.prod(shape)
+    across = sorted({(box.x0, box.x1) for box in boxes})
+    down = sorted({(box.y0, box.y1) for box in boxes})
+    assert all(
+        b[0] - a[1] > 1 for row in (across, down) for a, b in zip(row, row[1:], strict=False)
+    )
+    assert not inspect.plot_heatmap(np.full((1, 100), -0.25)).axes[0].texts  # no room
+
+
+def test_layers_and_positions_are_counted_in_whole_numbers():
+    maps = np.full((2, 14, 19), 1 / 19)
+    lens = np.log(np.full((2, 7, 3), 1 / 3))
+    for figure in (
+        inspect.plot_lines({"a": [3.0, 2.0, 1.0]}),
+        inspect.plot_lines({"a": [3.0, 2.0, 1.0]}, x=[1, 2, 3]),
+        inspect.plot_attention(maps, columns=2),
+        inspect.plot_heatmap(np.zeros((3, 60))),
+        inspect.plot_lens(lens),
+    ):
+        figure.draw_without_rendering()
+        for axes in (axes for axes in figure.axes if axes.get_label() != "<colorbar>"):
+            ticks = [*axes.get_xticks(), *(axes.get_yticks() if axes.images else ())]
+            assert all(float(tick).is_integer() for tick in ticks), ticks
+    between = inspect.plot_lines({"a": [3.0, 2.0, 1.0]}, x=[0.1, 0.2, 0.3]).axes[0]
+    assert any(not float(tick).is_integer() for tick in between.get_xticks())
+
+
+def test_names_of_columns_are_turned_only_where_they_would_touch():
+    for words, turned in ((list("abcdefgh"), 0), (["a longer word"] * 8, 90)):
+        figure = inspect.plot_attention(np.eye(8), tokens=words)
+        assert {label.get_rotation() for label in figure.axes[0].get_xticklabels()} == {turned}
+        assert {label.get_rotation() for label in figure.axes[0].get_yticklabels()} == {0}
+
+
 def contrast(one, other):
-    """By the Web Content Accessibility Guidelines, from 1 to 21; large text needs 3."""
+    """By the Web Content Accessibility Guidelines, from 1 to 21; text needs 4.5, large text 3."""
 
     def luminance(colour):
         parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]

@@ -37,7 +37,7 @@ class Clock:
 def terminal(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "140")
     return Terminal()
 
 
@@ -218,6 +218,19 @@ def test_a_terminal_gets_a_bar(terminal):
     ]:
         assert part in shown, part
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor must come back"
+
+
+@pytest.mark.parametrize("columns", [30, 45, 60, 80])
+def test_a_bar_is_one_line_however_narrow_the_terminal_is(columns, terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Progress(1_000, stream=terminal, clock=Clock()) as progress:
+        for step in range(400, 404):
+            progress.update(step, loss=7.0, learning_rate=3e-4, tokens_per_second=4e3, mfu=0.4)
+    assert "\x1b[1A" not in terminal.text(), "a cursor that goes up rewrites several lines"
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text())
+    lines = [line for line in re.split(r"[\r\n]", shown) if line.strip()]
+    assert max(map(len, lines)) <= columns and "…" in lines[-1]
+    assert columns < 60 or "loss 7.0000  time left" in lines[-1]  # first what matters most
 
 
 def test_the_terminal_is_given_back_when_the_run_fails(terminal):

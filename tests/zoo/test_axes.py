@@ -153,7 +153,7 @@ def test_years():
 def test_options_that_no_preset_has():
     llama = zoo.get("llama-2-7b")
     fire = replace(llama, attention=replace(llama.attention, positions=(c.Fire(),)))
-    assert zoo.AXES["position"](fire) == "Fire"
+    assert zoo.AXES["position"](fire) == "FIRE"
     windowed = c.Hybrid(
         kinds=(
             c.ShortConvolution(num_heads=32, head_dim=128),
@@ -162,7 +162,7 @@ def test_options_that_no_preset_has():
     )
     assert zoo.AXES["window"](replace(llama, attention=windowed)) == "in every layer"
     shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)
-    assert zoo.AXES["attention"](replace(llama, attention=shared)) == "SharedKV"
+    assert zoo.AXES["attention"](replace(llama, attention=shared)) == "shared key and value"
     gated = replace(llama, attention=replace(shared, output_gate=c.OutputGate(over="head")))
     assert [zoo.AXES["output-gate"](x) for x in (llama, gated)] == ["none", "each head"]
 
