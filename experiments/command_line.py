@@ -8,6 +8,7 @@ class that reads it, as in ``--corpus my.txt``.
 
 import dataclasses
 import itertools
+import re
 import shlex
 import sys
 import types
@@ -24,13 +25,15 @@ from jaxformer.checks import field_types, require
 from jaxformer.config import Attention, from_python
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
-from jaxformer.errors import exit_with_error
+from jaxformer.errors import did_you_mean, exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
 
 RunType = TypeVar("RunType")
 
 VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
+LEARNING_RATE = "optimizer.schedule"  # path of the schedule, whose peak it is
+HELP_FLAGS = ("--help",)
 RESUME_FLAGS = ("--resume", "--resume-or-begin")
 
 registry = tyro.constructors.ConstructorRegistry()
@@ -64,21 +67,23 @@ def parse_run(
     if named:
         name, *arguments = arguments
         if name not in runs:
-            hint = " It is a preset: to train it see experiments/guides/train.md."
-            exit_with_error(
-                f"There is no named run {name!r}. Named runs: {', '.join(runs)}."
-                f"{hint if name in zoo.names() else ''}"
-            )
+            hint = did_you_mean(name, runs)
+            if name in zoo.names():
+                hint = " It is a preset: to train it see experiments/guides/train.md."
+            exit_with_error(f"There is no named run {name!r}. Named runs: {', '.join(runs)}.{hint}")
     default = runs[name]
     if resume_run is not None and not named and set(RESUME_FLAGS) & set(arguments):
         default = resume_run(default, _flag_value("--output", arguments))
     before = (None, getattr(default, "init", None))  # a resumed run has it already
     if init_run is not None and (init := _flag_value("--init", arguments)) not in before:
         default = init_run(default, str(init))
+    default, arguments = _choose_learning_rate(default, arguments)
     default, arguments, kind = _choose_attention_type(default, arguments)
     check_flags(default, arguments)
     runs_text = f"Named runs (first argument): {', '.join(runs)}. Defaults below: {name}."
     help_text = f"{description}\n\n{runs_text} {IMPORT_FLAG_HELP}"
+    if LEARNING_RATE in dict(_values_by_path(default)):
+        help_text += "\n\nThe peak of the schedule may be set by --learning-rate or --lr."
     if kind is not None:
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
         help_text += f"\n\nTo change the attention type, pass {kind} with one of {kinds}."
@@ -121,6 +126,8 @@ def parse_args(
 ) -> RunType:
     """Parse a dataclass without named runs from the command line; see `parse_run`."""
     arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
+    names: Any = kind
+    check_top_flags(map(_flag, field_types(names)), arguments)
     with registry:
         return tyro.cli(
             kind,
@@ -133,14 +140,40 @@ def parse_args(
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
     """End the process at a flag of a field that does not exist, and list those that do."""
     known = {_flag(path): value for path, value, _ in fields_by_path(run)}
-    for flag in (argument.partition("=")[0].replace("_", "-") for argument in arguments):
+    check_top_flags(known, arguments)
+    for flag in _flags_in(arguments):
         above, _, name = flag.rpartition(".")
         if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
             continue
         if below := [other for other in known if other.rpartition(".")[0] == above]:
-            exit_with_error(f"There is no flag {flag}. Flags of {above}: {', '.join(below)}.")
+            leaves = [other.rpartition(".")[2] for other in below]
+            hint = did_you_mean(name, leaves)
+            if name in ("lr", "learning-rate"):
+                hint = " Pass --learning-rate."
+            exit_with_error(f"There is no flag {flag}.{hint} Flags of {above}: {', '.join(below)}.")
         whole = shlex.join(_flag_tokens(above[2:], known[above]))
         exit_with_error(f"There is no flag {flag}. Pass {above} as one value, as in {whole}")
+
+
+def check_top_flags(known: Iterable[str], arguments: Iterable[str]) -> None:
+    """End the process at a flag without a dot that does not exist, and name similar ones."""
+    names = {*known, *HELP_FLAGS}
+    for flag in _flags_in(arguments):
+        if "." in flag or {flag, f"--{flag.removeprefix('--no-')}"} & names:
+            continue
+        below = [other for other in names if other.endswith(f".{flag[2:]}")]
+        hint = (
+            f" Did you mean {' or '.join(sorted(below))}?" if below else did_you_mean(flag, names)
+        )
+        exit_with_error(f"There is no flag {flag}.{hint} --help lists all flags.")
+
+
+def _flags_in(arguments: Iterable[str]) -> Iterator[str]:
+    """The names of the flags among arguments."""
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if re.fullmatch(r"--[a-zA-Z][\w.-]*", name):  # else it is a value such as "-- a"
+            yield name.replace("_", "-")
 
 
 def fields_by_path(config: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -191,6 +224,34 @@ def _flag_value(flag: str, arguments: list[str]) -> str | None:
         if name == flag:
             return value if is_one else following
     return None
+
+
+def _choose_learning_rate(run: RunType, arguments: list[str]) -> tuple[RunType, list[str]]:
+    """Apply --learning-rate or --lr, the peak of the schedule; also return the other arguments."""
+    values, others, remaining = dict(_values_by_path(run)), list[str](), iter(arguments)
+    if LEARNING_RATE not in values:
+        return run, arguments
+    for argument in remaining:
+        flag, _, text = argument.partition("=")
+        if flag.replace("_", "-") not in ("--lr", "--learning-rate"):
+            others.append(argument)
+            continue
+        if _flag(LEARNING_RATE) in _flags_in(arguments):
+            exit_with_error(
+                f"{flag} and {_flag(LEARNING_RATE)} both set the learning rate; pass one."
+            )
+        text = text or next(remaining, "nothing")
+        try:
+            rate = float(text)
+        except ValueError:
+            exit_with_error(f"{flag} must be a number, such as 1e-4; got {text!r}.")
+        schedule = dataclasses.replace(values[LEARNING_RATE], peak=rate)
+        run = with_field(run, LEARNING_RATE, schedule)
+    return run, others
+
+
+def _values_by_path(config: Any) -> Iterator[tuple[str, Any]]:
+    return ((path, value) for path, value, _ in fields_by_path(config))
 
 
 def _choose_attention_type(
@@ -271,11 +332,12 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
 
 def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if path_types:
+    named = dataclasses_by_name(kinds)
+    if path_types and text not in named:
         if is_store(text) or Path(text).exists():
             return path_types[0](path=text)
         require("(" in text, f"There is no file or folder {text!r}.")
-    value = from_python(text, dataclasses_by_name(kinds))
+    value = from_python(text, named)
     names = ", ".join(map(_signature, kinds))
     require(isinstance(value, kinds), f"{text!r} is not one of {names}.")
     return value

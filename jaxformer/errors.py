@@ -1,11 +1,12 @@
 """How programs end on errors: a user's mistake prints one sentence, a bug its traceback."""
 
 import contextlib
+import difflib
 import dis
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import NoReturn, TextIO
 
@@ -28,6 +29,12 @@ def exit_with_error(message: str) -> NoReturn:
     """End the process with a message on standard error, status 1."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(1)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the known names that resemble another one; empty if none does."""
+    close = difflib.get_close_matches(name, list(known), cutoff=0.7)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from jaxformer.config import (
 from jaxformer.config.registry import Option
 from jaxformer.data import Batch
 from jaxformer.functional.attention import blockwise
+from jaxformer.interop.save import choose_family
 from jaxformer.layers import empty_cache
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
@@ -51,6 +52,14 @@ LLAMA = zoo.get("llama-2-7b").tiny()
 @options.activation
 def starred_relu(x):
     return 0.8944 * jax.nn.relu(x) ** 2 - 0.4472
+
+
+def test_an_export_with_an_own_activation_is_refused_in_one_sentence():
+    feed_forward = (GLU(hidden_dim=11, activation="starred_relu"),)
+    message = "Hugging Face has no name for the activation 'starred_relu'"
+    with pytest.raises(ValueError) as refused:
+        choose_family(replace(LLAMA, feed_forward=feed_forward), {})
+    assert str(refused.value) == f"No family can represent this configuration: {message}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +210,7 @@ def test_a_name_of_another_file_is_refused():
 
 
 def test_an_export_refuses_what_its_readers_would_not_know(tmp_path):
-    with pytest.raises(ValueError, match="activation: silu instead of starred_relu"):
+    with pytest.raises(ValueError, match="no name for the activation 'starred_relu'"):
         save_pretrained(tmp_path / "mine", STARRED, random_params(STARRED))
     gpt = zoo.get("gpt-2-small").tiny()
     gpt = replace(gpt, feed_forward=(replace(gpt.feed_forward[0], activation="starred_relu"),))

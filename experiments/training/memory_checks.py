@@ -11,8 +11,10 @@ from experiments.training.memory_advice import TooLargeError, memory_advice
 from experiments.training.run_config import RunConfig
 from jaxformer import costs
 from jaxformer.parallel.memory import estimate_memory
+from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.training.progress import format_count
 
+ESTIMATE_ERROR = 1.5  # factor within which `estimate_memory` is right
 CGROUP_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -31,13 +33,21 @@ def device_memory_limit() -> int | None:
     return total_bytes // len(jax.local_devices())
 
 
-def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int) -> None:
+def check_memory(
+    run: RunConfig, mesh: Mesh, *, length: int, source_length: int, exact: bool = True
+) -> None:
     """Print the estimated memory per device before allocation.
 
-    The size of the activations is only printed; `check_compiled_memory` has the compiler's number.
+    Args:
+        run: The run.
+        mesh: The mesh.
+        length: Row length in tokens; with an encoder, of the targets.
+        source_length: Source length in tokens.
+        exact: Whether length and batch size are those of the run; else they may become smaller.
 
     Raises:
-        TooLargeError: Parameters, optimizer state and gradients alone do not fit.
+        TooLargeError: Parameters, optimizer state and gradients do not fit, or all that is
+            estimated by far not; `check_compiled_memory` has the compiler's number.
     """
     needed = estimate_memory(
         run.model,
@@ -52,17 +62,23 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
         optimizer=type(run.optimizer.optimizer).__name__.lower(),
         platform=mesh.devices.flat[0].platform,
     )
-    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in needed._asdict().items())
     print(
-        f"Estimated memory per device: {needed.total / 2**20:.0f} MiB ({parts}); "
+        f"Estimated memory per device: {format_bytes(needed.total)} ({parts}); "
         f"{format_count(costs.num_parameters(run.model))} parameters."
     )
     limit = device_memory_limit()
     persistent_bytes = needed.parameters + needed.optimizer + needed.gradients
     if limit is not None and persistent_bytes > limit:
         raise TooLargeError(
-            f"Parameters, optimizer state and gradients need {format_gib(persistent_bytes)} per "
-            f"device, but a device has {format_gib(limit)}.\n{memory_advice(run)}"
+            f"Parameters, optimizer state and gradients need {format_bytes(persistent_bytes)} per "
+            f"device, but a device has {format_bytes(limit)}.\n{memory_advice(run)}"
+        )
+    if exact and limit is not None and needed.total > ESTIMATE_ERROR * limit:
+        raise TooLargeError(
+            f"A step of {run.batch_size} rows of {length} tokens needs about "
+            f"{format_bytes(needed.total)} per device, but a device has {format_bytes(limit)}.\n"
+            f"{memory_advice(run)}"
         )
 
 
@@ -74,12 +90,8 @@ def check_compiled_memory(compiled: jax.stages.Compiled, advice: Callable[[], st
     arguments, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     if arguments + temporary > limit:
         raise TooLargeError(
-            f"The train step needs {format_gib(arguments + temporary)} per device "
-            f"({format_gib(arguments)} for parameters, optimizer state and batch, "
-            f"{format_gib(temporary)} temporary), but a device has {format_gib(limit)}.\n{advice()}"
+            f"The train step needs {format_bytes(arguments + temporary)} per device "
+            f"({format_bytes(arguments)} for parameters, optimizer state and batch, "
+            f"{format_bytes(temporary)} temporary), but a device has {format_bytes(limit)}.\n"
+            f"{advice()}"
         )
-
-
-def format_gib(size: int) -> str:
-    """Format bytes as GiB."""
-    return f"{size / 2**30:.1f} GiB"

@@ -85,8 +85,9 @@ def train(
             run = with_one_length(run, runs)
         begun = own_beginning(run, output)
         trainer.check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
+        largest = run.largest()
         setup = trainer.make_train_setup(
-            run.largest(), output, length=length, source_lengths=source_lengths
+            largest, output, length=length, source_lengths=source_lengths, exact=largest == run
         )
         train_data = make_data(begun, setup)
         trainer.check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)

@@ -36,6 +36,7 @@ from jaxformer.interop import fetch_folder
 from jaxformer.interop.save import choose_family
 from jaxformer.layers import Transformer
 from jaxformer.parallel.chips import chip_from_device_kind
+from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.training import loop, metrics, train_step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import AnyBatch
@@ -66,7 +67,12 @@ class TrainSetup(NamedTuple):
 
 
 def make_train_setup(
-    run: RunConfig, output: Path, *, length: int, source_lengths: Sequence[int] = ()
+    run: RunConfig,
+    output: Path,
+    *,
+    length: int,
+    source_lengths: Sequence[int] = (),
+    exact: bool = True,
 ) -> TrainSetup:
     """Build the mesh and the model of a run, before any text is read.
 
@@ -77,6 +83,7 @@ def make_train_setup(
         output: Local output folder.
         length: Row length in tokens; with an encoder, of the targets.
         source_lengths: Padded lengths of the sources, increasing.
+        exact: Whether length and batch size are those of the run; else they may become smaller.
 
     Raises:
         ValueError: Model or batch do not divide evenly over the mesh or do not fit in memory, or
@@ -91,7 +98,8 @@ def make_train_setup(
         lengths=[*source_lengths, length],
         gradient_accumulation_steps=run.gradient_accumulation_steps,
     )
-    check_memory(run, mesh, length=length, source_length=max(source_lengths, default=0))
+    source_length = max(source_lengths, default=0)
+    check_memory(run, mesh, length=length, source_length=source_length, exact=exact)
     print_length_note(run.model, length)
     print_export_note(run.model)
     if run.tensorboard:
@@ -114,7 +122,7 @@ def print_length_note(config: TransformerConfig, length: int) -> None:
     known = config.max_position_embeddings
     if known is not None and length > known:
         print(
-            f"Warning: rows have {length:,} tokens, but the model has only seen {known:,} positions "
+            f"Warning: rows have {length:,} tokens, but the model knows {known:,} positions "
             f"(max_position_embeddings). Pass --length {known}, or scale RoPE for a longer context "
             "by --model.attention.positions."
         )
@@ -452,8 +460,8 @@ def compile_train_step(
         memory = compiled.memory_analysis()
         print(
             f"Compiled in {time.monotonic() - started_at:.1f} s. Memory per device: "
-            f"{memory.argument_size_in_bytes / 2**20:.0f} MiB for parameters, optimizer state and "
-            f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB temporary.",
+            f"{format_bytes(memory.argument_size_in_bytes)} for parameters, optimizer state and "
+            f"batch, {format_bytes(memory.temp_size_in_bytes)} temporary.",
             flush=True,
         )
         check_compiled_memory(compiled, lambda: memory_advice(run))

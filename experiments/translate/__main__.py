@@ -110,7 +110,7 @@ class DateData(TrainData):
         ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
         if final:
             ways["beam"] = run.beam
-            params = average_checkpoints(recorder.checkpoints, params, count=run.average)
+            params = average_checkpoints(recorder.checkpoints, params, recorder.run)
         for name, sampler in ways.items():
             texts = decode_dates(run, params, self._mesh, self.tokenizer, dates, sampler)
             self.decoded[name] = list(texts)
@@ -130,16 +130,17 @@ class DateData(TrainData):
         print(f"\nWall time: {format_duration(time.monotonic() - self._started_at)}.")
 
 
-def average_checkpoints(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
-    """Average of the parameters of the newest checkpoints.
+def average_checkpoints(checkpoints: Checkpoints, params: Any, run: Any) -> Any:
+    """Average of the parameters of the last checkpoint and the newest at --save-every.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 6.1. arXiv:1706.03762
     """
     checkpoints.wait_until_finished()
-    steps = checkpoints.all_steps()[-count:]
+    regular = [x for x in checkpoints.all_steps() if x % run.save_every == 0 or x == run.steps]
     param_trees = [
-        checkpoints.restore(at, {"params": params}, partial=True)["params"] for at in steps
+        checkpoints.restore(at, {"params": params}, partial=True)["params"]
+        for at in regular[-run.average :]
     ]
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *param_trees)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jaxformer.checks import field_types
 from jaxformer.config.registry import allowed_types
+from jaxformer.errors import did_you_mean
 from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
@@ -52,7 +53,8 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
     Only constructors in `kinds` are executed.
 
     Args:
-        text: A literal, or a call of one of `kinds` with keywords.
+        text: A literal, or a call of one of `kinds` with keywords; its name alone stands for a call
+            without any.
         kinds: Constructors by name.
 
     Returns:
@@ -70,6 +72,8 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
                 if len(values) < len(keywords):
                     raise ValueError(f"{ast.unparse(node)[:100]} has a keyword twice.")
                 return _decode_dataclass(kind, {"type": kind.__name__, **values}, name)
+            case ast.Name(id=name) if name in kinds:
+                return _decode_dataclass(kinds[name], {"type": kinds[name].__name__}, name)
             case ast.Tuple(elts=items):
                 return tuple(build(item) for item in items)
         try:
@@ -78,9 +82,10 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
             source, known = ast.unparse(node), IMPORT_FIRST
             if kinds:
                 known = f"Options are {', '.join(sorted(kinds))}. {IMPORT_FIRST}"
+            hint = did_you_mean(source.partition("(")[0], kinds)
             raise ValueError(
                 f"Cannot parse {source!r}: expected a number, a string, None, or an option with "
-                f"keywords, such as RMSNorm(eps=1e-6). {known}"
+                f"keywords, such as RMSNorm(eps=1e-6).{hint} {known}"
             ) from None
 
     try:
@@ -164,8 +169,10 @@ def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
     unknown = sorted(set(data) - set(hints) - {"type"})
     if unknown:
         known = ", ".join(hints) or "none"
+        similar = "".join(did_you_mean(name, hints) for name in unknown)
         raise ValueError(
             f"{path}: {kind.__name__} has no field {', '.join(unknown)}; its fields are {known}."
+            f"{similar}"
         )
     missing = [name for name in _required_fields(kind) if name not in data]
     if missing:

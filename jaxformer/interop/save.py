@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -265,9 +266,11 @@ def _no_family_message(
     """Error message: why no family matches, and what the nearest would change."""
     subject = "No family" if name is None else f"The family {name}"
     verb = "can represent" if name is None else "cannot represent"
-    if not differing:
-        reasons = "; ".join(refused) or "none has its topology, positions or feed-forward"
-        return f"{subject} {verb} this configuration: {reasons}."
+    counts = Counter(reason.rstrip(".") for reason in refused)
+    reasons = [reason for reason, count in counts.items() if count > len(differing)]
+    if reasons or not differing:
+        text = "; ".join(reasons) or "none has its topology, positions or feed-forward"
+        return f"{subject} {verb} this configuration: {text}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
     shared = sorted(set.intersection(*fields)) if len(fields) > 1 else []

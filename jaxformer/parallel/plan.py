@@ -17,6 +17,7 @@ from jaxformer.parallel.mesh import MESH_AXES, num_batch_shards
 USABLE_MEMORY_FRACTION = 0.9  # of a chip's memory, as a margin for the error of the estimate
 MAX_DEVICES = 2**14  # of the search for a mesh
 MAX_BATCH_TOKENS = 2**22  # of the search for the largest batch
+ADAPTER_FLAGS = "--adapter 'LoRA(rank=16, base_dtype=\"bfloat16\")'"
 DOUBLINGS = (2, 4, 8, 16, 32)
 
 
@@ -237,9 +238,16 @@ def _candidate_meshes(chip: Chip, devices: int | None) -> Iterator[dict[str, int
         tensor *= 2
 
 
+def with_adapter(config: c.TransformerConfig) -> c.TransformerConfig:
+    """The model with the adapters of `ADAPTER_FLAGS`, to fine-tune it in less memory."""
+    return replace(config, adapter=c.LoRA(rank=16, base_dtype="bfloat16"))
+
+
 def memory_saving_changes(config: c.TransformerConfig, current: Plan) -> Iterator[tuple[str, Plan]]:
     """Yield single changes that save memory, as (flags, plan with them)."""
     workload, mesh_shape = current.workload, current.mesh_shape
+    if config.adapter is None:
+        yield ADAPTER_FLAGS, plan(with_adapter(config), mesh_shape, current.chip, workload)
     changes: list[tuple[str, dict[str, Any]]] = []  # flags, and sizes of axes or fields
     if workload.remat != "full":
         changes.append(("--remat full", {"remat": "full"}))

@@ -11,11 +11,13 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.parallel.mesh import MESH_AXES
 from jaxformer.parallel.plan import (
+    ADAPTER_FLAGS,
     USABLE_MEMORY_FRACTION,
     Plan,
     memory_saving_changes,
     plan,
     smallest_fitting_mesh,
+    with_adapter,
 )
 
 LINE_WIDTH = 118
@@ -40,7 +42,7 @@ def format_compiled(estimate: Plan, report: Any) -> str:
 
     def sizes_text(sizes: Mapping[str, int]) -> str:
         order = sorted(sizes.items(), key=lambda pair: -pair[1])
-        return ", ".join(f"{kind} {_format_bytes(size)}" for kind, size in order) or "none"
+        return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in order) or "none"
 
     kernels = ", ".join(f"{name} {n}" for name, n in sorted(report.custom_kernels.items()))
     lines = [
@@ -137,8 +139,16 @@ def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
     for change, other in memory_saving_changes(config, estimate):
         if other.fits:
             fitting.setdefault(change.split()[0], _format_change(change, other))
-    if fitting:
-        return "\n".join(["It fits with one of", *fitting.values()])
+    text = "\n".join(["It fits with one of", *fitting.values()])
+    if not fitting:
+        text = f"No single change is enough. {_smallest_mesh(config, estimate)}"
+    if config.adapter is None and ADAPTER_FLAGS.split()[0] not in fitting:
+        text += f"\nWith {ADAPTER_FLAGS}: {_smallest_mesh(with_adapter(config), estimate)}"
+    return text
+
+
+def _smallest_mesh(config: c.TransformerConfig, estimate: Plan) -> str:
+    """The smallest mesh with which it fits, or else that with the least memory."""
     for workload in (estimate.workload, replace(estimate.workload, remat="full")):
         mesh_shape = smallest_fitting_mesh(config, estimate.chip, workload)
         other = plan(config, mesh_shape, estimate.chip, workload)
@@ -147,13 +157,13 @@ def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
     flags = [f"--mesh.{axis} {n}" for axis, n in other.mesh_shape.items() if n > 1]
     flags += ["--remat full"] if workload != estimate.workload else []
     heading = "It fits with" if other.fits else "The mesh with the least memory is"
-    return f"No single change is enough. {heading}\n{_format_change(' '.join(flags), other)}"
+    return f"{heading}\n{_format_change(' '.join(flags) or 'one device', other)}"
 
 
 def _format_change(flags: str, other: Plan) -> str:
     return (
-        f"  {flags:36}{_format_gigabytes(other.memory.total)} GB, {other.num_devices:,} devices, "
-        f"MFU {other.mfu:.0%} at most"
+        f"  {flags:52}{_format_gigabytes(other.memory.total)} GB, {other.num_devices:,} "
+        f"device{'s' * (other.num_devices > 1)}, MFU {other.mfu:.0%} at most"
     )
 
 
@@ -161,7 +171,8 @@ def _format_gigabytes(size: int) -> str:
     return f"{size / 1e9:8,.2f}"
 
 
-def _format_bytes(size: int | float) -> str:
+def format_bytes(size: int | float) -> str:
+    """Format bytes with a decimal unit, from B to PB."""
     return _format_with_unit(size, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 

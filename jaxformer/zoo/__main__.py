@@ -1,4 +1,4 @@
-"""Command line: print the lecture's tables, a model, the names of all, or who chose what.
+"""Print the lecture's tables, a model, the names of all, or who chose what.
 
 python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS]
 """

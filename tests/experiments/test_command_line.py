@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments import command_line, dpo, generate, pretrain, report
+from experiments import command_line, dpo, finetune, generate, pretrain, report
 from experiments.ablate import Ablation
-from experiments.command_line import exit_with_error, parse_run, readable_errors
+from experiments.command_line import exit_with_error, parse_args, parse_run, readable_errors
 from experiments.evaluate import Evaluate
+from experiments.plan import PlanArguments
 from jaxformer import errors, zoo
 from jaxformer.checks import field_types
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
-from jaxformer.data import ByteLevel, TextFiles
+from jaxformer.data import ByteLevel, StandardLibrary, TextFiles
 from jaxformer.generation import Greedy, Sample
 from jaxformer.parallel import DistributedConfig, MeshConfig
-from jaxformer.training.optimizers import SGD, OptimizerConfig
+from jaxformer.training.optimizers import SGD, AdamW, Muon, OptimizerConfig
 from jaxformer.training.schedules import Constant
 from tests.small_models import LLAMA_VARIANTS
 
@@ -105,6 +106,56 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
 
 
 @pytest.mark.parametrize(
+    "flag, similar",
+    [
+        ("--step", "--steps"),
+        ("--batchsize=3", "--batch-size"),
+        ("--num_layers", "--model.num-layers"),
+        ("--model.num-layer", "num-layers"),
+        ("--optimizer.clipnorm", "clip-norm"),
+    ],
+)
+def test_a_flag_that_is_misspelt_gets_the_most_similar(capsys, flag, similar):
+    name = flag.partition("=")[0].replace("_", "-")
+    assert f"error: There is no flag {name}. Did you mean {similar}" in refusal(capsys, flag, "5")
+
+
+def test_a_program_without_named_runs_names_similar_flags_too(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(PlanArguments, "", ["llama-3-8b", "--device", "1"])
+    assert "There is no flag --device. Did you mean --devices?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--lr", "3e-3"], ["--learning_rate=3e-3"]])
+def test_the_learning_rate_has_a_flag(flags):
+    for runs in (pretrain.RUNS, finetune.RUNS):
+        schedule = next(iter(runs.values())).optimizer.schedule
+        run = parse_run(runs, "", flags)
+        assert run.optimizer.schedule == replace(schedule, peak=3e-3)
+
+
+def test_a_learning_rate_is_one_number(capsys):
+    assert refusal(capsys, "--lr", "fast") == (
+        "error: --lr must be a number, such as 1e-4; got 'fast'."
+    )
+    both = "--lr", "1e-3", "--optimizer.schedule", "Constant(peak=1e-3)"
+    assert "--lr and --optimizer.schedule both set the learning rate" in refusal(capsys, *both)
+    assert "Pass --learning-rate." in refusal(capsys, "--optimizer.lr", "1e-3")
+
+
+def test_the_name_of_an_option_without_needed_fields_is_enough(capsys):
+    flags = ["--model.norm", "LayerNorm", "--optimizer.optimizer", "AdamW", "--tokenizer"]
+    run = parse_run(pretrain.RUNS, "", [*flags, "ByteLevel", "--corpus", "StandardLibrary"])
+    assert (run.model.norm, run.optimizer.optimizer) == (LayerNorm(), AdamW())
+    assert (run.tokenizer, run.corpus) == (ByteLevel(), StandardLibrary())
+    muon = parse_run(pretrain.RUNS, "", ["--optimizer.optimizer", "Muon(adamw=AdamW)"])
+    assert muon.optimizer.optimizer == Muon(adamw=AdamW())
+    assert "Cosine needs peak" in refusal(capsys, "--optimizer.schedule", "Cosine")
+    assert "Did you mean LayerNorm?" in refusal(capsys, "--model.norm", "LayerNrom")
+    assert "Did you mean eps?" in refusal(capsys, "--model.norm", "LayerNorm(epss=1e-6)")
+
+
+@pytest.mark.parametrize(
     "flag, message",
     [
         ("--optimizer.learning-rate", "Flags of --optimizer: --optimizer.schedule, --optimizer.o"),
@@ -134,7 +185,8 @@ def test_the_flags_of_an_attention_kind_are_its_fields(capsys):
 @pytest.mark.parametrize("name", ["nope", "Tiny", ""])
 def test_an_unknown_run_lists_those_there_are(capsys, name):
     message = f"error: There is no named run {name!r}. Named runs: default, tiny, small."
-    assert refusal(capsys, name) == message
+    hint = " Did you mean tiny?" if name == "Tiny" else ""
+    assert refusal(capsys, name) == message + hint
 
 
 def test_a_preset_is_not_a_named_run(capsys):
@@ -268,7 +320,6 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
     [
         (["--model.norm", "LayerNorm(epsilon=1e-3)"], "LayerNorm has no field epsilon;"),
         (["--model.norm", "LayerNorm(eps='x')"], "eps: expected float, got 'x'."),
-        (["--model.norm", "LayerNorm"], "Cannot parse 'LayerNorm': expected a number"),
         (["--corpus", "missing.txt"], "There is no file or folder 'missing.txt'."),
         (["--model.norm", "LayerNorm("], "Cannot parse 'LayerNorm(' as a configuration."),
         (["--model.norm", "3"], "'3' is not one of LayerNorm(eps, parameters, scale_offset), RMS"),
@@ -429,7 +480,7 @@ def test_failing_ends_with_status_1(capsys):
     "arguments, status, message",
     [
         (["--help"], 0, "Folder of studies and benchmarks"),
-        (["--nope"], 2, "--nope"),
+        (["--nope"], 1, "There is no flag --nope. --help lists all flags."),
         (["--results", "nowhere"], 2, "results must name a folder; nowhere is not"),
     ],
 )

@@ -198,7 +198,7 @@ def test_rows_beyond_the_context_of_a_folder_are_not_made_and_given_ones_are_nam
         run = parse_run(program.RUNS, "", flags, init_run=run_from_checkpoint).largest()
         assert run.length == (length or 24)
         make_train_setup(run, Path("out"), length=run.length)
-        named = "Warning: rows have 48 tokens, but the model has only seen 24 positions"
+        named = "Warning: rows have 48 tokens, but the model knows 24 positions"
         assert (named in capsys.readouterr().out) == bool(given)
 
 
@@ -339,6 +339,14 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
 def test_epochs_that_do_not_end_or_begin_are_refused(epochs):
     with pytest.raises(ValueError, match="epochs must be above 0 and finite, or None; got"):
         replace(finetune.RUNS["default"], epochs=float(epochs))
+
+
+def test_a_name_that_is_no_folder_and_no_hub_name_says_what_to_pass():
+    message = (
+        "no folder 'gpt2'. --init takes .* a hub name OWNER/NAME such as openai-community/gpt2"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_from_checkpoint(finetune.RUNS["default"], "gpt2")
 
 
 def test_fine_tuning_nothing_is_refused():

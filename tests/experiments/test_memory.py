@@ -1,16 +1,18 @@
 """A run that does not fit says what it needs and which flags would help."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments import pretrain
 from experiments.pretrain import RUNS
 from experiments.training import memory_advice as advice
 from experiments.training import memory_checks as memory
 from experiments.training.trainer import report_early_end
-from jaxformer.parallel import MeshConfig
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.checkpoints import Checkpoints
 
 RUN = replace(RUNS["tiny"], gradient_accumulation_steps=2, devices=1)
@@ -29,7 +31,7 @@ def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers
     analysis = program.memory_analysis()
     need = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     monkeypatch.setattr(memory, "device_memory_limit", lambda: need - 1)
-    monkeypatch.setattr(memory, "format_gib", lambda size: f"{size} bytes")
+    monkeypatch.setattr(memory, "format_bytes", lambda size: f"{size} bytes")
     with pytest.raises(advice.TooLargeError) as refused:
         memory.check_compiled_memory(program, lambda: advice.memory_advice(RUN))
     assert str(refused.value) == (
@@ -39,6 +41,24 @@ def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers
     )
     monkeypatch.setattr(memory, "device_memory_limit", lambda: need)
     assert memory.check_compiled_memory(program, lambda: advice.memory_advice(RUN)) is None
+
+
+def test_rows_that_no_host_holds_are_refused_before_text_is_read(tmp_path, monkeypatch, capsys):
+    """100,000 rows of 8192 tokens with logits of 4096 ids are 27 TB in 16 bits for these alone."""
+    monkeypatch.setattr(memory, "device_memory_limit", lambda: 24 * 10**9)
+    monkeypatch.chdir(tmp_path)
+    run = replace(RUNS["default"], batch_size=100_000, length=8192, devices=1, output=Path("out"))
+    message = (
+        r"100000 rows of 8192 tokens needs about \d\d\.\d+ TB per device, .* has 24\.0+ GB\.\n"
+    )
+    with pytest.raises(advice.TooLargeError, match=message):
+        pretrain.main(run)
+    assert "Corpus:" not in capsys.readouterr().out
+    monkeypatch.setattr(memory, "device_memory_limit", lambda: 60 * 10**6)
+    mesh, small = make_mesh(MeshConfig(), jax.devices()[:1]), {"length": 256, "source_length": 0}
+    with pytest.raises(advice.TooLargeError, match="8 rows of 256 tokens needs about 2.* MB per"):
+        memory.check_memory(RUNS["default"], mesh, **small)
+    memory.check_memory(RUNS["default"], mesh, **small, exact=False)  # rows may become fewer
 
 
 def test_a_cpu_has_its_share_of_the_machines_memory():

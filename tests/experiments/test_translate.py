@@ -170,7 +170,7 @@ def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
             assert chosen[len(ids)] == tokenizer.end_of_text
 
 
-def test_parameters_are_averaged_over_the_newest_checkpoints(tmp_path):
+def test_parameters_are_averaged_over_the_last_and_the_newest_regular_checkpoints(tmp_path):
     def state(value):
         params = {"a": jnp.full(3, value), "b": {"c": jnp.full((1, 2), -value)}}
         return step.TrainState(jnp.int32(0), params, {"count": jnp.zeros(2)}, None)
@@ -179,9 +179,9 @@ def test_parameters_are_averaged_over_the_newest_checkpoints(tmp_path):
     with Checkpoints(tmp_path, max_to_keep=9) as checkpoints:
         for at, value in enumerate(values):
             checkpoints.save(at, state(value), {})
-        for count in (1, 3, 9):
-            averages = translate.average_checkpoints(checkpoints, state(0.0).params, count=count)
-            mean = np.mean(values[-count:])
+        for count, mean in ((1, 8.0), (2, 5.0), (5, 11 / 3)):  # step 1 was the best, or interrupted
+            run = replace(translate.RUNS["tiny"], average=count, keep=9, save_every=2, steps=3)
+            averages = translate.average_checkpoints(checkpoints, state(0.0).params, run)
             np.testing.assert_allclose(averages["a"], np.full(3, mean), rtol=1e-6)
             np.testing.assert_allclose(averages["b"]["c"], np.full((1, 2), -mean), rtol=1e-6)
 

@@ -94,6 +94,7 @@ CASES = {
     "keep_min_p": (lambda x: jax.nn.softmax(F.keep_min_p(x, 0.3)), (LOGITS,)),
     "penalise_repetition": (lambda x, s: F.penalise_repetition(x, s, 1.5), (LOGITS, SEEN)),
     "shift_right": (lambda x: F.shift_right(x, 1), (TOKENS,)),
+    "unit_vectors": (F.unit_vectors, (draw(2, 7, 5),)),
     "route": (lambda x: F.route(x, top_k=2).weights, (GATE,)),
     "drop_late_tokens": (lambda x: first_tokens(F.route(x, top_k=2)), (GATE,)),
     "sparse_mixer": (lambda x: F.sparse_mixer(x, top_k=2, jitter=0.3).weights, (GATE,)),
