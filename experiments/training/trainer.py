@@ -351,7 +351,8 @@ class Recorder(NamedTuple):
     def evaluate(self, step: int, params: Any, *, final: bool = False) -> Evaluation:
         """Evaluate the parameters and write the metrics."""
         evaluation = self.train_data.evaluate(step, params, self, final=final)
-        self.writer.write(step, evaluation.metrics)
+        if final or step % self.run.evaluate_every == 0:  # so that a longer run has no others
+            self.writer.write(step, evaluation.metrics)
         return evaluation
 
     def save(self, step: int, state: train_step.TrainState, loss: float | None) -> None:

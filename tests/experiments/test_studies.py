@@ -124,7 +124,8 @@ def test_each_seed_on_two_devices_is_trained_as_alone_on_one(small, training):
         for one, other in zip(
             *map(jax.tree.leaves, (state.params, trained.params[at])), strict=True
         ):
-            np.testing.assert_allclose(other, one, atol=2e-6)
+            # A thousandth of an update: Adam enlarges the rounding of small gradients.
+            np.testing.assert_allclose(other, one, atol=1e-3 * 1e-2)
 
 
 @pytest.mark.slow
