@@ -296,6 +296,9 @@ def test_trained_modules_are_saved_whole(tmp_path):
         table = np.asarray(params["embedding"]["tokens"]["embedding"])
         head = table if config.head.tied else np.asarray(params["head"]["kernel"]).T
         np.testing.assert_array_equal(stored["base_model.model.lm_head.weight"], head)
+        copies = ("lm_head.original_module.weight", "lm_head.modules_to_save.weight")
+        stored |= {f"base_model.model.{copy}": np.zeros_like(head) for copy in copies}
+        save_file(stored, tmp_path / name / "adapter_model.safetensors")
         base, base_params = split(config, jax.tree.map(jnp.zeros_like, params))
         read = load_adapter(tmp_path / name, base, base_params)
         if not config.head.tied:

@@ -131,9 +131,14 @@ def _read_settings(folder: Path) -> ConfigReader:
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of the folder, which must be finite, by their name in the base model."""
+    """Read the tensors of the folder, which must be finite, by their name in the base model.
+
+    Beside a vocabulary of another size PEFT writes trained modules again, with their originals.
+    """
     tensors: dict[str, np.ndarray] = {}
     for stored_name, entry in files.read_header(path).items():
+        if any(f".{part}." in stored_name for part in ("original_module", "modules_to_save")):
+            continue
         name = stored_name.removeprefix(PREFIX)
         if entry.dtype not in files.FLOAT_DTYPES:
             raise ValueError(f"{stored_name} in {path} is {entry.dtype}, which is no float.")
