@@ -100,16 +100,16 @@ def test_generate_says_the_same_from_an_exported_run(run, exported):
 @pytest.mark.slow
 def test_the_best_checkpoint_or_one_by_its_number_is_exported(run, tmp_path):
     with Checkpoints(run / "checkpoints") as checkpoints:
-        assert checkpoints.best_step() == 1  # the last one's evaluation comes after it is saved
-    arguments = ["--checkpoint", str(run), "--output", str(tmp_path / "best"), "--step", "best"]
-    export.main(parse_run(export.RUNS, "Exports.", arguments))
-    export.main(export.Export(checkpoint=run, output=tmp_path / "first", step=1))
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("best", "first")]
-    assert files[0] == files[1]
-    np.testing.assert_array_equal(
-        jax.tree.leaves(load_pretrained(tmp_path / "best").params)[0],
-        jax.tree.leaves(load_model(run, 1).params)[0],
-    )
+        losses = {step: checkpoints.saved_loss(step) for step in checkpoints.all_steps()}
+        assert checkpoints.best_step() == min(losses, key=losses.get) == 2
+    for step in ("best", "1", "2"):
+        arguments = ["--checkpoint", str(run), "--output", str(tmp_path / step), "--step", step]
+        export.main(parse_run(export.RUNS, "Exports.", arguments))
+    files = [(tmp_path / step / "model.safetensors").read_bytes() for step in ("best", "1", "2")]
+    assert files[0] == files[2] != files[1]
+    for step in ("1", "2"):
+        exported, saved = load_pretrained(tmp_path / step).params, load_model(run, int(step)).params
+        jax.tree.map(np.testing.assert_array_equal, exported, saved)
 
 
 @pytest.mark.parametrize(
