@@ -22,7 +22,8 @@ import tyro
 from experiments.training import object_store as stores
 from jaxformer import zoo
 from jaxformer.checks import field_types, require
-from jaxformer.config import Attention, from_python
+from jaxformer.config import Attention, AttentionKind, from_python, python_source
+from jaxformer.config.layer import as_cycle
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
 from jaxformer.errors import did_you_mean, exit_with_error
@@ -85,7 +86,7 @@ def parse_run(
     if LEARNING_RATE in dict(_values_by_path(default)):
         help_text += "\n\nThe peak of the schedule may be set by --learning-rate or --lr."
     if kind is not None:
-        kinds = ", ".join(map(_signature, typing.get_args(Attention)))
+        kinds = ", ".join(map(_signature, allowed_types(AttentionKind)))
         help_text += f"\n\nTo change the attention type, pass {kind} with one of {kinds}."
     with registry:
         run = tyro.cli(
@@ -213,7 +214,13 @@ def _flag_tokens(path: str, value: Any) -> list[str]:
         above, dot, name = path.rpartition(".")
         return [_flag(path if value else f"{above}{dot}no-{name}")]
     values = value if isinstance(value, tuple) else (value,)
-    texts = (str(v) if isinstance(v, str | Path) else _quoted(_short_repr(v)) for v in values)
+    source = python_source(values, defaults=False)
+    if " * " in source:  # equal options that follow each other
+        return [_flag(path), _quoted(source)]
+    texts = (
+        str(x) if isinstance(x, str | Path) else _quoted(python_source(x, defaults=False))
+        for x in values
+    )
     return [_flag(path), *texts]
 
 
@@ -261,14 +268,17 @@ def _choose_attention_type(
     path = next((path for path, _, hint in fields_by_path(run) if hint == Attention), None)
     if path is None:
         return run, arguments, None
-    flag, other_arguments, remaining = _flag(path), list[str](), iter(arguments)
-    for argument in remaining:
-        name, _, text = argument.partition("=")
+    flag, other_arguments, remaining = _flag(path), list[str](), list(arguments)
+    while remaining:
+        name, _, text = remaining[0].partition("=")
         if name != flag:
-            other_arguments.append(argument)
+            other_arguments.append(remaining.pop(0))
             continue
-        text = text or next(remaining, "nothing")
-        run = with_field(run, path, _parse_choice(text, typing.get_args(Attention)))
+        count = next((i for i, x in enumerate(remaining) if i and x.startswith("--")), None)
+        texts = [text, *remaining[1:count]] if text else remaining[1:count] or ["nothing"]
+        remaining = [] if count is None else remaining[count:]
+        kinds = _parse_choices(texts, allowed_types(AttentionKind))
+        run = with_field(run, path, kinds if len(kinds) > 1 else kinds[0])
     return run, other_arguments, flag
 
 
@@ -287,8 +297,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
         return None
 
     def read(texts: list[str]) -> Any:
-        values = tuple(_parse_choice(text, kinds) for text in texts)
-        return values if several else values[0]
+        return _parse_choices(texts, kinds) if several else _parse_choice(texts[0], kinds)
 
     def fits(value: Any) -> bool:
         if several:
@@ -337,7 +346,20 @@ def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
         if is_store(text) or Path(text).exists():
             return path_types[0](path=text)
         require("(" in text, f"There is no file or folder {text!r}.")
-    value = from_python(text, named)
+    return _check_choice(from_python(text, named), text, kinds)
+
+
+def _parse_choices(texts: Iterable[str], kinds: tuple[type, ...]) -> tuple[Any, ...]:
+    """Parse options, and tuples of options such as "(MLP(hidden_dim=64),) * 3"."""
+    named, values = dataclasses_by_name(kinds), list[Any]()
+    for text in texts:
+        is_tuple = text.startswith("(")
+        items = from_python(text, named) if is_tuple else (_parse_choice(text, kinds),)
+        values += (_check_choice(x, text, kinds) for x in as_cycle(items))
+    return tuple(values)
+
+
+def _check_choice(value: Any, text: str, kinds: tuple[type, ...]) -> Any:
     names = ", ".join(map(_signature, kinds))
     require(isinstance(value, kinds), f"{text!r} is not one of {names}.")
     return value
@@ -346,17 +368,6 @@ def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
 def _quoted(text: str) -> str:
     """Python text in double quotes, which a shell keeps within single ones."""
     return text if '"' in text else text.replace("'", '"')
-
-
-def _short_repr(value: Any) -> str:
-    """`repr` of an option without the fields that equal their defaults."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_short_repr, value))}{',' * (len(value) == 1)})"
-    if not dataclasses.is_dataclass(value):
-        return repr(value)
-    fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    texts = (f"{f.name}={_short_repr(x)}" for f, x in fields if x != f.default)
-    return f"{type(value).__name__}({', '.join(texts)})"
 
 
 def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:

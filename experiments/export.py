@@ -25,7 +25,7 @@ from experiments.model_card import CARD_FILE, model_card
 from experiments.training.object_store import here
 from experiments.training.output_folder import TOKENIZER_FILES, copy_files
 from jaxformer import data
-from jaxformer.config import EncoderDecoder, Rope
+from jaxformer.config import EncoderDecoder
 from jaxformer.interop import load_config
 from jaxformer.interop.config_comparison import canonical, config_differences
 from jaxformer.interop.peft import write_adapter
@@ -147,7 +147,7 @@ def max_positions(model: LoadedModel, source: Path | None) -> int | None:
     hf_config = None if source is None else read_json(source / "config.json")
     lengths = (hf_config or {}).get("max_position_embeddings"), model.row_length
     longest = max((length for length in lengths if length is not None), default=None)
-    ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
+    ropes = [layer.rope for layer in model.config.layers if layer.rope is not None]
     plain = ropes and all(rope.scaling is None for rope in ropes)
     return longest if plain else None
 

@@ -1,6 +1,7 @@
 """Small decoders of the named runs and of the studies, and the optimizer of the named runs."""
 
 from dataclasses import replace
+from typing import Any
 
 from jaxformer.config import (
     GLU,
@@ -50,9 +51,10 @@ def llama_like(
     model = qwen3_like(
         model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, vocab_size=vocab_size
     )
+    attention: Any = model.attention
     return replace(
         model,
-        attention=replace(model.attention, qk_norm=None),
+        attention=replace(attention, qk_norm=None),
         embedding=Embedding(scale=model_dim**0.5),
         initialisation=Initialisation(embedding=Normal(std=model_dim**-0.5)),
     )

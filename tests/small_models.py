@@ -15,7 +15,6 @@ from jaxformer.config import (
     DeepNorm,
     ExpertLatent,
     GatedNorm,
-    Hybrid,
     HybridHeads,
     Latent,
     LinearAttention,
@@ -112,13 +111,13 @@ TINY_GEMMA = zoo.get("gemma-4-26b-a4b").tiny()
 TINY_EDGE = zoo.get("gemma-4-e4b").tiny()
 LLAMA_VARIANTS = {
     "gemma 4": replace(  # one layer of each kind
-        TINY_GEMMA, num_layers=2, attention=Hybrid(kinds=TINY_GEMMA.attention.kinds[-2:])
+        TINY_GEMMA, num_layers=2, attention=TINY_GEMMA.attention[-2:]
     ),
     "gemma 4 edge": replace(  # keys of earlier layers, embeddings of layers
         TINY_EDGE,
         num_layers=4,
-        first_layers=TINY_EDGE.first_layers[-2:],
-        attention=Hybrid(kinds=TINY_EDGE.attention.kinds[-2:]),
+        attention=TINY_EDGE.attention[4:6] + TINY_EDGE.attention[-2:],
+        feed_forward=TINY_EDGE.feed_forward[4:6] + TINY_EDGE.feed_forward[-2:],
     ),
     "norms of heads": replace(
         TINY_LLAMA, attention=replace(TINY_LLAMA.attention, qk_norm=QKNorm())
@@ -135,19 +134,17 @@ LLAMA_VARIANTS = {
     "output gates": replace(
         TINY_LLAMA,
         num_layers=3,
-        attention=Hybrid(
-            kinds=(
-                replace(TINY_LLAMA.attention, output_gate=OutputGate()),
-                SharedKV(num_heads=4, head_dim=16, output_gate=OutputGate()),
-                Latent(
-                    num_heads=4,
-                    latent_dim=24,
-                    nope_dim=8,
-                    rope_dim=6,
-                    value_dim=10,
-                    output_gate=OutputGate(over="head"),
-                ),
-            )
+        attention=(
+            replace(TINY_LLAMA.attention, output_gate=OutputGate()),
+            SharedKV(num_heads=4, head_dim=16, output_gate=OutputGate()),
+            Latent(
+                num_heads=4,
+                latent_dim=24,
+                nope_dim=8,
+                rope_dim=6,
+                value_dim=10,
+                output_gate=OutputGate(over="head"),
+            ),
         ),
     ),
     "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
@@ -191,18 +188,14 @@ LLAMA_VARIANTS = {
         ),
     ),
     "hybrid": replace(
-        TINY_LLAMA,
-        num_layers=4,
-        attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention)),
+        TINY_LLAMA, num_layers=4, attention=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention)
     ),
     "gated delta": replace(
         TINY_LLAMA,
         num_layers=4,
-        attention=Hybrid(
-            kinds=(
-                LinearAttention(num_heads=4, num_key_heads=2, key_dim=8, value_dim=16),
-                TINY_LLAMA.attention,
-            )
+        attention=(
+            LinearAttention(num_heads=4, num_key_heads=2, key_dim=8, value_dim=16),
+            TINY_LLAMA.attention,
         ),
     ),
     "mamba 2": replace(

@@ -14,7 +14,7 @@ from experiments.command_line import parse_run
 from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
-from jaxformer.config import Encoder, Hybrid, Rope, TransformerConfig, from_json, to_json
+from jaxformer.config import Encoder, Rope, TransformerConfig, from_json, to_json
 from jaxformer.generation import Beam
 from jaxformer.layers import empty_cache
 from jaxformer.parallel import MeshConfig, check_divisible, make_mesh, parameter_metadata
@@ -99,7 +99,7 @@ ONE_NORM = replace(UNSHARED, block="parallel_shared_norm")
 CONFIGS = {
     "serial": MEMORY,
     "parallel": SIDE_BY_SIDE,
-    "beside heads": replace(MEMORY, attention=Hybrid(kinds=(GatedMemory(), LLAMA.attention))),
+    "beside heads": replace(MEMORY, attention=(GatedMemory(), LLAMA.attention)),
     "of no heads": replace(UNSHARED, block="serial"),
     "of no heads, parallel": UNSHARED,
     "of no heads, one norm": ONE_NORM,
@@ -177,11 +177,8 @@ def test_it_prints_is_read_back_and_is_a_flag():
     again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
     kinds = "(GatedMemory(), MultiHead(num_heads=4, num_kv_heads=2, head_dim=6))"
-    run = parse_run(pretrain.RUNS, "", ["--model.attention", f"Hybrid(kinds={kinds})"])
-    assert [type(kind).__name__ for kind in run.model.attention_kinds] == [
-        "GatedMemory",
-        "MultiHead",
-    ]
+    run = parse_run(pretrain.RUNS, "", ["--model.attention", f"{kinds}"])
+    assert [type(kind).__name__ for kind in run.model.attention] == ["GatedMemory", "MultiHead"]
     again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 

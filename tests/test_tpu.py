@@ -116,9 +116,7 @@ def test_a_token_copies_no_cache(name):
     config, (chip, *_) = narrow_preset(name), devices("v5e:2x2")
     text = compiled_decode(config, chip)
     loops, _, entry = text.partition("\nENTRY ")
-    pattern = (
-        rf"bf16\[{config.num_layers // config.pattern_length},8,8,\d+,{config.attention.head_dim}\]"
-    )
+    pattern = rf"bf16\[{config.segments('decoder').repeats},8,8,\d+,{config.attention.head_dim}\]"
     assert re.search(pattern, entry) and not re.search(rf" = {pattern}\S* copy\(", loops)
     assert "splash_mha_fwd" in text  # prompts attend to each other
 

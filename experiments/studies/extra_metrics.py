@@ -45,7 +45,7 @@ def loss_by_length(
     ways: dict[str, Mapping[int, c.TransformerConfig]] = {
         "as trained": {times: variant.model for times in LENGTH_FACTORS}
     }
-    kinds = set(variant.model.attention.positions) - {None}
+    kinds = {layer.positions for layer in variant.model.layers} - {None}
     if kinds and all(isinstance(kind, c.Rope) and kind.scaling is None for kind in kinds):
         stretched = {
             times: rope_scalings(variant.model, length, times) for times in LENGTH_FACTORS[1:]
@@ -106,7 +106,7 @@ def rope_wavelengths(model: c.TransformerConfig) -> list[float]:
     """Wavelength in tokens of each rotary frequency of the first RoPE layer."""
     attention, rope = next(
         (layer.attention, layer.positions)
-        for layer in model.distinct_layers
+        for layer in model.layers
         if isinstance(layer.positions, c.Rope)
     )
     frequencies = F.rope_frequencies(rope.rotary_dim(attention.rope_head_dim), base=rope.base)

@@ -57,8 +57,7 @@ def mixer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
         yield replace(baseline, name=name, model=replace(run.model, attention=kind))
     num_recurrent = min(3, run.model.num_layers - 1)
     for name in ("gated delta", "Mamba 2") if num_recurrent else ():
-        hybrid = c.Hybrid(kinds=(kinds[name],) * num_recurrent + (attention,))
-        model = replace(run.model, attention=hybrid)
+        model = replace(run.model, attention=(kinds[name],) * num_recurrent + (attention,))
         yield replace(baseline, name=f"{name}, attention {num_recurrent}:1", model=model)
 
 

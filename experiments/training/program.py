@@ -1,7 +1,6 @@
 """The course of a training program: print the run, prepare model and data, train, report."""
 
 import math
-import pprint
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from experiments.training.output_folder import RUN_FILE, goes_on, open_output_fo
 from experiments.training.resume import load_resumed_run
 from experiments.training.run_config import AnyRunConfig, EpochsConfig, setup_devices
 from experiments.training.trainer import TrainData, TrainSetup
+from jaxformer.config import python_source
 from jaxformer.data import max_vocab_size
 from jaxformer.errors import IMPORTED_MODULES, readable_errors
 from jaxformer.json_files import get_field, read_json
@@ -112,7 +112,7 @@ def print_run(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> str:
     changes = {name: [*changed_flags(run, named).values()] for name, named in runs.items()}
     name = min(changes, key=lambda name: len(changes[name]))
     if run.show == "all":
-        print(pprint.pformat(run, width=100), flush=True)
+        print(python_source(run, width=100), flush=True)
     else:
         lines = [shlex.join([name, *init_flags]), *map(shlex.join, changes[name])]
         print("Run: " + "\n  ".join(lines), flush=True)

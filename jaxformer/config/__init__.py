@@ -7,9 +7,6 @@ cycled over the layers. `TransformerConfig` combines all and rejects impossible 
 from jaxformer.config.adapter import LoRA as LoRA
 from jaxformer.config.attention.decay import Angles as Angles
 from jaxformer.config.attention.decay import Decay as Decay
-from jaxformer.config.attention.hybrid import Attention as Attention
-from jaxformer.config.attention.hybrid import AttentionKind as AttentionKind
-from jaxformer.config.attention.hybrid import Hybrid as Hybrid
 from jaxformer.config.attention.hybrid_heads import HybridHeads as HybridHeads
 from jaxformer.config.attention.latent import Latent as Latent
 from jaxformer.config.attention.linear_attention import GatedNorm as GatedNorm
@@ -43,8 +40,10 @@ from jaxformer.config.initialisation import Initialisation as Initialisation
 from jaxformer.config.initialisation import Initialiser as Initialiser
 from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
+from jaxformer.config.layer import Attention as Attention
+from jaxformer.config.layer import AttentionKind as AttentionKind
 from jaxformer.config.layer import Layer as Layer
-from jaxformer.config.layer import LayerConfig as LayerConfig
+from jaxformer.config.layer import cycles_of as cycles_of
 from jaxformer.config.layer_embedding import LayerEmbedding as LayerEmbedding
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import Stack as Stack
@@ -74,8 +73,10 @@ from jaxformer.config.rope_scaling import NTKScaling as NTKScaling
 from jaxformer.config.rope_scaling import PRope as PRope
 from jaxformer.config.rope_scaling import RopeScaling as RopeScaling
 from jaxformer.config.rope_scaling import Yarn as Yarn
+from jaxformer.config.segments import Segments as Segments
 from jaxformer.config.serialization import from_json as from_json
 from jaxformer.config.serialization import from_python as from_python
+from jaxformer.config.serialization import python_source as python_source
 from jaxformer.config.serialization import to_json as to_json
 from jaxformer.config.topology import Decoder as Decoder
 from jaxformer.config.topology import Encoder as Encoder

@@ -11,7 +11,7 @@ from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.norms import Norm
 from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
-from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
+from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_HIDDEN_DIM, TINY_NUM_EXPERTS
 from jaxformer.functional.activations import ACTIVATIONS
 
 Dense = TypeVar("Dense", bound="DenseFeedForward")
@@ -444,8 +444,3 @@ class NoFeedForward(FeedForward):
     def flops(self, model_dim: int, length: int) -> int:
         """0."""
         return 0
-
-
-def tiny_feed_forwards(pattern: tuple[FeedForward, ...]) -> tuple[FeedForward, ...]:
-    """Return a pattern of feed-forward networks at test size."""
-    return tuple(feed_forward.tiny() for feed_forward in shorten_pattern(pattern))

@@ -1,12 +1,18 @@
-"""`Layer`: options of a layer before the pattern; `LayerConfig`: options of any layer."""
+"""`Layer`: the options of one layer; and the layers of a stack whose options are cycles."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require
-from jaxformer.config.attention.hybrid import AttentionKind
+from jaxformer.config.attention.grouped_heads import GroupedHeads
+from jaxformer.config.attention.hybrid_heads import HeadKind, HybridHeads
+from jaxformer.config.attention.latent import Latent
+from jaxformer.config.attention.no_attention import NoAttention
 from jaxformer.config.feed_forward import FeedForward
 from jaxformer.config.positions import (
     Positions,
@@ -18,17 +24,52 @@ from jaxformer.config.positions import (
     as_transformer_xl,
 )
 
+AttentionKind = HeadKind | HybridHeads | NoAttention
+Attention = AttentionKind | tuple[AttentionKind, ...]  # the same in all layers, or a cycle
 NormPlacement = Literal["pre", "post", "sandwich", "res_post"]
 
 
-class LayerConfig(NamedTuple):
-    """Options of one layer: attention kind, positions, window, feed-forward, place of the norms."""
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Options of one layer.
+
+    Attributes:
+        attention: Attention kind, with one position option and one window if it has these.
+        feed_forward: Feed-forward network.
+        norm_placement: Position of the norms: before a branch, after the residual sum, before and
+            after a branch, or after a branch.
+    """
 
     attention: AttentionKind
-    positions: Positions | None
-    window: Window
     feed_forward: FeedForward
-    norm_placement: NormPlacement
+    norm_placement: NormPlacement = "pre"
+
+    def __post_init__(self):
+        check_fields(self)
+        counts = len(self.attention.positions), len(self.attention.windows)
+        require(
+            counts == (1, 1),
+            "The attention of a Layer needs one position option and one window; got "
+            f"{counts[0]} and {counts[1]}.",
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """The hash, computed once: programs ask for all layers of a model at each call."""
+        return hash((self.attention, self.feed_forward, self.norm_placement))
+
+    @property
+    def positions(self) -> Positions | None:
+        """The position option."""
+        return self.attention.positions[0]
+
+    @property
+    def window(self) -> Window:
+        """The attention window."""
+        return self.attention.windows[0]
 
     @property
     def rope(self) -> Rope | None:
@@ -53,42 +94,96 @@ class LayerConfig(NamedTuple):
         """The positions, if they are those of Transformer-XL."""
         return as_transformer_xl(self.positions)
 
-    def to_layer(self) -> Layer:
-        """Return the option for `TransformerConfig.first_layers`."""
-        attention = self.attention.at_layer(self.positions, self.window)
-        return Layer(attention=attention, feed_forward=self.feed_forward)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """Options of one layer before the pattern, for `TransformerConfig.first_layers`.
-
-    Attributes:
-        attention: Attention kind, with one position option and one window.
-        feed_forward: Feed-forward network.
-        norm_placement: As in `TransformerConfig`; None is that of the model.
-    """
-
-    attention: AttentionKind
-    feed_forward: FeedForward
-    norm_placement: NormPlacement | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        positions, windows = self.attention.positions, self.attention.windows
-        require(
-            len(positions) == len(windows) == 1,
-            "The attention of a Layer needs one position option and one window; got "
-            f"{len(positions)} and {len(windows)}.",
-        )
-
-    def to_config(self, norm_placement: NormPlacement) -> LayerConfig:
-        """Return the options one by one, in a model with this placement of the norms."""
-        attention, placement = self.attention, self.norm_placement or norm_placement
-        positions, window = attention.positions[0], attention.windows[0]
-        return LayerConfig(attention, positions, window, self.feed_forward, placement)
-
     def tiny(self) -> Layer:
         """Return the layer at test size."""
         attention, feed_forward = self.attention.tiny(), self.feed_forward.tiny()
         return replace(self, attention=attention, feed_forward=feed_forward)
+
+
+def as_cycle(x: Any) -> tuple[Any, ...]:
+    """Return the entries of a cycle over the layers; anything but a tuple is one entry."""
+    return x if isinstance(x, tuple) else (x,)
+
+
+def cycle_layers(
+    num_layers: int,
+    attention: Attention,
+    feed_forward: FeedForward | tuple[FeedForward, ...],
+    norm_placement: NormPlacement | tuple[NormPlacement, ...],
+) -> tuple[Layer, ...]:
+    """Return the layers of a stack whose options are cycles over the layers.
+
+    Args:
+        num_layers: Number of layers.
+        attention: Attention kinds; their positions and windows are cycles over all layers too.
+        feed_forward: Feed-forward networks.
+        norm_placement: Positions of the norms.
+
+    Returns:
+        The layers; equal layers are one object.
+    """
+    kinds = tuple(map(_kinds_by_layer, as_cycle(attention)))
+    networks, placements = as_cycle(feed_forward), as_cycle(norm_placement)
+    layers, equal = list[Layer](), dict[Layer, Layer]()
+    for i in range(min(num_layers, math.lcm(*map(len, (kinds, networks, placements, *kinds))))):
+        cycle = kinds[i % len(kinds)]
+        layer = Layer(
+            attention=cycle[i % len(cycle)],
+            feed_forward=networks[i % len(networks)],
+            norm_placement=placements[i % len(placements)],
+        )
+        layers.append(equal.setdefault(layer, layer))
+    return tuple(layers[i % len(layers)] for i in range(num_layers))
+
+
+@lru_cache(maxsize=1024)
+def _kinds_by_layer(kind: Any) -> tuple[Any, ...]:
+    """The cycle of a kind: its entries have one position option and one window."""
+    if isinstance(kind, HybridHeads):
+        parts = tuple(map(_kinds_by_layer, kind.kinds))
+        period = math.lcm(*map(len, parts))
+        rows = (tuple(x[i % len(x)] for x in parts) for i in range(period))
+        return tuple(replace(kind, kinds=row) for row in rows)
+    positions, windows = kind.positions, kind.windows
+    if len(positions) == len(windows) == 1:
+        return (kind,)
+    return tuple(
+        replace(
+            kind, positions=(positions[i % len(positions)],), windows=(windows[i % len(windows)],)
+        )
+        for i in range(math.lcm(len(positions), len(windows)))
+    )
+
+
+def cycles_of(layers: tuple[Layer, ...]) -> dict[str, Any]:
+    """Return the shortest cycles from which `cycle_layers` makes these layers.
+
+    Args:
+        layers: The layers of a stack.
+
+    Returns:
+        The fields `attention`, `feed_forward` and `norm_placement` of a `TransformerConfig`. Kinds
+        that differ in positions and windows alone are one kind with cycles of these.
+    """
+    kinds: list[Any] = [layer.attention for layer in layers]
+    cycles = {"attention": kinds}
+    if all(isinstance(kind, GroupedHeads | Latent) for kind in kinds):
+        bare = {replace(kind, positions=(None,), windows=(None,)) for kind in kinds}
+        if len(bare) == 1:
+            positions, windows = zip(*((x.positions[0], x.windows[0]) for x in kinds), strict=True)
+            one = {"positions": minimal_cycle(positions), "windows": minimal_cycle(windows)}
+            cycles["attention"] = [replace(kinds[0], **one)]
+    cycles["feed_forward"] = [layer.feed_forward for layer in layers]
+    cycles["norm_placement"] = [layer.norm_placement for layer in layers]
+    shortest = {name: minimal_cycle(cycle) for name, cycle in cycles.items()}
+    return {
+        name: cycle[0] if len(cycle) == 1 and name != "feed_forward" else cycle
+        for name, cycle in shortest.items()
+    }
+
+
+def minimal_cycle(cycle: Sequence[Any]) -> tuple[Any, ...]:
+    """The shortest cycle that gives the same entries."""
+    lengths = range(1, len(cycle))
+    is_same = (n for n in lengths if all(x == cycle[i % n] for i, x in enumerate(cycle)))
+    return tuple(cycle[: next(is_same, len(cycle))])

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import cycle, islice
 from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
 from jaxformer.config.adapter import LoRA
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.grouped_heads import GroupedHeads
-from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.hybrid_heads import HybridHeads
 from jaxformer.config.attention.latent import Latent
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.embedding import Embedding, LMHead
-from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
+from jaxformer.config.feed_forward import FeedForward
 from jaxformer.config.initialisation import Initialisation
-from jaxformer.config.layer import Layer, LayerConfig, NormPlacement
+from jaxformer.config.layer import (
+    Attention,
+    Layer,
+    NormPlacement,
+    cycle_layers,
+    cycles_of,
+    minimal_cycle,
+)
 from jaxformer.config.layer_embedding import LayerEmbedding
 from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
 from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
+from jaxformer.config.segments import Segments, find_segments
+from jaxformer.config.serialization import python_source
 from jaxformer.config.tiny import (
     TINY_HEAD_DIM,
     TINY_VOCAB_SIZE,
     shorten_pattern,
-    shorten_patterns,
     tiny_embedding,
     tiny_head,
 )
-from jaxformer.config.topology import Decoder, Encoder, EncoderDecoder, Topology
+from jaxformer.config.topology import Decoder, EncoderDecoder, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +69,21 @@ class Dropout:
 Stack = Literal["decoder", "encoder"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class TransformerConfig:
-    """Configuration of a whole model.
+    """Configuration of a whole model: its layers, and what is around them.
+
+    `layers` has the options of every layer. `attention`, `feed_forward` and `norm_placement` are
+    cycles over the layers, which say them; a cycle may be as long as the model. Configurations with
+    the same layers are equal, however their cycles are written.
 
     Attributes:
         vocab_size: Number of token ids.
         model_dim: Width of the residual stream.
         num_layers: Layers of the stack, or of the decoder if there is an encoder too.
-        attention: Attention kind, with heads, positions and windows.
+        attention: Attention kind, with heads, positions and windows; a tuple of kinds is cycled
+            over the layers (Lieber et al., Jamba, 2024. arXiv:2403.19887, section 2).
         feed_forward: Feed-forward networks, cycled over the layers.
-        first_layers: Layers before the cycles of `attention` and `feed_forward`, which begin after
-            them: DeepSeek's dense layers before those with experts. `num_layers` counts them. They
-            belong to the decoder, if there is one.
         topology: Decoder, encoder, or both.
         block: Whether attention and feed-forward run serially or in parallel, and in parallel
             whether they share one norm.
@@ -91,6 +102,8 @@ class TransformerConfig:
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
         adapter: Low-rank adapters of some linear maps; training then changes only these.
+        unrolled: Whether each layer of the decoder has parameters of its own, in place of arrays
+            that are stacked over the repetitions of a pattern of layers.
         model_type: Hugging Face model type to export, if several fit. Comparisons of configurations
             ignore it.
         max_position_embeddings: Context length in the config.json of a loaded model, for exports of
@@ -105,7 +118,7 @@ class TransformerConfig:
         ...     attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=16, windows=(128, None)),
         ...     feed_forward=(GLU(hidden_dim=176, activation="silu"),),
         ... )
-        >>> [config.layer(i).window for i in range(config.num_layers)]
+        >>> [layer.window for layer in config.layers]
         [128, None, 128, None]
         >>> config.norm
         RMSNorm(eps=1e-06, eps_position='inside', parameters='scale', scale_offset=0.0)
@@ -113,14 +126,13 @@ class TransformerConfig:
 
     vocab_size: int
     model_dim: int
-    num_layers: int
-    attention: Attention
-    feed_forward: tuple[FeedForward, ...]
-    first_layers: tuple[Layer, ...] = ()
+    num_layers: int = field(compare=False)
+    attention: Attention = field(compare=False)
+    feed_forward: tuple[FeedForward, ...] = field(compare=False)
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
-    norm_placement: NormPlacement | tuple[NormPlacement, ...] = "pre"
+    norm_placement: NormPlacement | tuple[NormPlacement, ...] = field(default="pre", compare=False)
     final_norm: bool = True
     residual: Residual | None = None
     residual_multiplier: float = 1.0
@@ -131,99 +143,72 @@ class TransformerConfig:
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
     adapter: LoRA | None = None
+    unrolled: bool = False
     model_type: str | None = field(default=None, compare=False, repr=False)
     max_position_embeddings: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
-        require_nonempty(self, "feed_forward", "norm_placement")
+        cycles = {"attention": self.attention, "norm_placement": self.norm_placement}
+        names = [name for name, cycle in cycles.items() if isinstance(cycle, tuple)]
+        require_nonempty(self, "feed_forward", *names)
         check_model(self)
 
-    @property
-    def attention_kinds(self) -> tuple[AttentionKind, ...]:
-        """The attention kinds, cycled over the layers."""
-        return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
+    def __repr__(self) -> str:
+        return python_source(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TransformerConfig):
+            return NotImplemented
+        return self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+    @cached_property
+    def _compared(self) -> tuple[Any, ...]:
+        """What equal models have in common: the layers, not how their cycles are written."""
+        options = (getattr(self, f.name) for f in fields(self) if f.compare)
+        return self.layers, self.encoder_layers, *options
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers of the stack, or of the decoder if there is an encoder too, in order."""
+        cycles = self.attention, self.feed_forward, self.norm_placement
+        return cycle_layers(self.num_layers, *cycles)
+
+    @cached_property
+    def encoder_layers(self) -> tuple[Layer, ...]:
+        """The layers of the encoder, if there is one."""
+        topology = self.topology
+        if not isinstance(topology, EncoderDecoder):
+            return () if topology.has_decoder else self.layers
+        attention = self.attention if topology.attention is None else topology.attention
+        feed_forward = topology.feed_forward or self.feed_forward
+        cycles = attention, feed_forward, self.norm_placement
+        return cycle_layers(topology.num_encoder_layers, *cycles)
 
     @property
-    def norm_placements(self) -> tuple[NormPlacement, ...]:
-        """Positions of the norms, cycled over the layers."""
-        placement = self.norm_placement
-        return placement if isinstance(placement, tuple) else (placement,)
+    def stacks(self) -> dict[Stack, tuple[Layer, ...]]:
+        """The layers of each stack by name, the encoder first."""
+        stacks: dict[Stack, tuple[Layer, ...]] = {"encoder": self.encoder_layers}
+        if self.topology.has_decoder:
+            stacks["decoder"] = self.layers
+        return {name: layers for name, layers in stacks.items() if layers}
 
-    @property
-    def pattern_length(self) -> int:
-        """Length of the layer pattern: per-layer options repeat after this many layers."""
-        a = self.attention
-        patterns = a.positions, a.windows, self.feed_forward, self.norm_placements
-        return math.lcm(*map(len, patterns))
+    def segments(self, stack: Stack) -> Segments:
+        """The parts of a stack, of which one repeats."""
+        layers = self.stacks[stack]
+        if self.unrolled and stack == "decoder":
+            return Segments(len(layers), 0, 0, 0)
+        return find_segments(layers)
 
-    def count_repeats(self, num_layers: int) -> tuple[int, int]:
-        """Whole repetitions of the pattern in a stack after its first layers, and layers left."""
-        return divmod(num_layers - len(self.first_layers), self.pattern_length)
-
-    def layer(self, index: int) -> LayerConfig:
-        """The options of layer `index`, counted from 0."""
-        a, kinds, i = self.attention, self.attention_kinds, index - len(self.first_layers)
-        placements = self.norm_placements
-        if i < 0:
-            return self.first_layers[index].to_config(placements[0])
-        return LayerConfig(
-            kinds[i % len(kinds)],
-            a.positions[i % len(a.positions)],
-            a.windows[i % len(a.windows)],
-            self.feed_forward[i % len(self.feed_forward)],
-            placements[i % len(placements)],
-        )
-
-    @property
-    def distinct_layers(self) -> tuple[LayerConfig, ...]:
-        """The different layers of the stack, in order of their first appearance."""
-        count = min(self.num_layers, len(self.first_layers) + self.pattern_length)
-        return tuple(dict.fromkeys(map(self.layer, range(count))))
-
-    def is_kv_source(self, layer: LayerConfig) -> bool:
+    def is_kv_source(self, layer: Layer) -> bool:
         """Whether layers with `cross_layer_kv` may read keys and values of this layer."""
-        readers = (x.window for x in self.distinct_layers if x.attention.cross_layer_kv)
+        readers = (x.window for x in self.layers if x.attention.cross_layer_kv)
         is_source = isinstance(layer.attention, MultiHead) and not layer.attention.cross_layer_kv
         return is_source and layer.window in readers
-
-    @property
-    def encoder_config(self) -> TransformerConfig:
-        """The configuration of the encoder stack."""
-        match self.topology:
-            case Decoder() | Encoder():
-                return self
-            case EncoderDecoder(attention=None, feed_forward=None) if not self.first_layers:
-                return self
-            case EncoderDecoder(attention=attention, feed_forward=feed_forward):
-                return replace(
-                    self,
-                    attention=attention or self.attention,
-                    feed_forward=feed_forward or self.feed_forward,
-                    first_layers=(),
-                    topology=Encoder(),
-                )
-
-    @property
-    def stacks(self) -> dict[Stack, tuple[TransformerConfig, int]]:
-        """Configuration and number of layers of each stack by name, the encoder first."""
-        topology = self.topology
-        if topology.is_encoder_decoder:
-            return {
-                "encoder": (self.encoder_config, topology.num_encoder_layers),
-                "decoder": (self, self.num_layers),
-            }
-        return {"decoder" if topology.has_decoder else "encoder": (self, self.num_layers)}
-
-    @property
-    def multi_head(self) -> MultiHead:
-        """The `MultiHead` attention option; ValueError for any other kind."""
-        match self.attention:
-            case MultiHead() as attention:
-                return attention
-        kind = type(self.attention).__name__
-        raise ValueError(f"This needs MultiHead attention; the model has {kind}.")
 
     @property
     def residual_init_divisor(self) -> float:
@@ -238,26 +223,21 @@ class TransformerConfig:
         return None if positions is None else positions.max_length
 
     def with_positions(self, *positions: Positions | None) -> TransformerConfig:
-        """Return a copy with other attention positions, cycled; `first_layers` keep theirs.
+        """Return a copy with other attention positions, cycled over the layers.
 
         Raises:
             ValueError: The attention has no position option, or does not support these.
         """
-        if len(self.first_layers) == self.num_layers:
-            raise ValueError(
-                f"All {self.num_layers} layers are first_layers, which keep their positions; set "
-                "those of each Layer."
-            )
         attention = self.attention
         if isinstance(attention, GroupedHeads | Latent):
             return replace(self, attention=replace(attention, positions=positions))
         if isinstance(attention, Decay):
             raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-        name = type(attention).__name__
+        name = "A cycle of kinds" if isinstance(attention, tuple) else type(attention).__name__
         raise ValueError(f"{name} has no positions to replace; got {positions}.")
 
     def unroll(self) -> TransformerConfig:
-        """Return a copy whose layers are all `first_layers`, with parameters of their own.
+        """Return a copy whose layers each have parameters of their own.
 
         Returns:
             The same model; see `generation.unroll` for its parameters.
@@ -267,12 +247,7 @@ class TransformerConfig:
         """
         if not self.topology.has_decoder:
             raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {self.topology}.")
-        layers = list[Layer]()
-        for layer in map(self.layer, range(self.num_layers)):
-            same = layer.norm_placement == self.norm_placement
-            placement = None if same else layer.norm_placement
-            layers.append(replace(layer.to_layer(), norm_placement=placement))
-        return replace(self, first_layers=tuple(layers))
+        return replace(self, unrolled=True)
 
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
         """Return a copy with this RoPE scaling, for contexts longer than in training.
@@ -295,25 +270,24 @@ class TransformerConfig:
         """
 
         def scale(attention: Any) -> Any:
-            if isinstance(attention, Hybrid | HybridHeads):
-                return replace(attention, kinds=tuple(map(scale, attention.kinds)))
+            if isinstance(attention, tuple):
+                return tuple(map(scale, attention))
+            if isinstance(attention, HybridHeads):
+                return replace(attention, kinds=scale(attention.kinds))
             kinds = attention.positions
             if not any(isinstance(kind, Rope) for kind in kinds):
                 return attention
             scaled = (replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
             return replace(attention, positions=tuple(scaled))
 
-        layers = [layer for stack, _ in self.stacks.values() for layer in stack.distinct_layers]
+        layers = [layer for stack in self.stacks.values() for layer in stack]
         if all(layer.rope is None for layer in layers):
-            kinds = self.attention.positions
+            kinds = tuple(dict.fromkeys(layer.positions for layer in layers))
             raise ValueError(f"with_rope_scaling needs a layer with Rope; got positions {kinds}.")
-        first_layers = tuple(replace(x, attention=scale(x.attention)) for x in self.first_layers)
         topology = self.topology
         if isinstance(topology, EncoderDecoder) and topology.attention is not None:
             topology = replace(topology, attention=scale(topology.attention))
-        return replace(
-            self, attention=scale(self.attention), first_layers=first_layers, topology=topology
-        )
+        return replace(self, attention=scale(self.attention), topology=topology)
 
     def tiny(self) -> TransformerConfig:
         """Return the configuration with small sizes and the same kind of every option.
@@ -322,34 +296,37 @@ class TransformerConfig:
         whether model_dim equals the width of all heads, one full layer pattern and whether the
         depth is a multiple of it, and scales that are a power of a width.
         """
-        kinds, feed_forward, placements = shorten_patterns(
-            self.attention_kinds, self.feed_forward, self.norm_placements
-        )
-        attention = self.attention
-        if isinstance(attention, Hybrid):
-            attention = replace(attention, kinds=kinds)
-        attention = attention.tiny()
-        first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
-        tiny_kinds = attention, *(layer.attention for layer in first_layers)
-        width = max(kind.heads_width for kind in tiny_kinds) or 4 * TINY_HEAD_DIM
-        heads_fill_width = self.attention.heads_width == self.model_dim
-        model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
-        feed_forward = tiny_feed_forwards(feed_forward)
-        patterns = attention.positions, attention.windows, feed_forward, placements
-        period = math.lcm(*map(len, patterns))
-        _, remainder = self.count_repeats(self.num_layers)
+        first, period, _, tail = find_segments(self.layers)
+        if tail:
+            first, period = 0, len(minimal_cycle(self.layers))
+        has_tail = (self.num_layers - first) % period > 0
+        pattern = minimal_cycle(shorten_pattern(self.layers[first : first + period]))
+        pattern = tuple(islice(cycle(pattern), max(2, len(pattern)) + has_tail))
+        layers = tuple(x.tiny() for x in (*shorten_pattern(self.layers[:first]), *pattern))
+        width = max(layer.attention.heads_width for layer in layers) or 4 * TINY_HEAD_DIM
+        full_width = max(layer.attention.heads_width for layer in self.layers)
+        model_dim = width if full_width == self.model_dim else width - TINY_HEAD_DIM
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
         return replace(
             self,
             vocab_size=vocab_size,
             model_dim=model_dim,
-            num_layers=len(first_layers) + max(2, period) + (1 if remainder else 0),
-            attention=attention,
-            feed_forward=feed_forward,
-            first_layers=first_layers,
-            topology=self.topology.tiny(),
-            norm_placement=placements if isinstance(self.norm_placement, tuple) else placements[0],
+            num_layers=len(layers),
+            **cycles_of(layers),
+            topology=self._tiny_topology(),
             embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
             layer_embedding=self.layer_embedding and self.layer_embedding.tiny(),
             head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
+        )
+
+    def _tiny_topology(self) -> Topology:
+        if not isinstance(self.topology, EncoderDecoder):
+            return self.topology
+        layers = tuple(layer.tiny() for layer in shorten_pattern(self.encoder_layers))
+        cycles = cycles_of(layers)
+        return EncoderDecoder(
+            num_encoder_layers=2,
+            source_vocab_size=self.topology.source_vocab_size and TINY_VOCAB_SIZE + 3,
+            attention=self.topology.attention and cycles["attention"],
+            feed_forward=self.topology.feed_forward and cycles["feed_forward"],
         )

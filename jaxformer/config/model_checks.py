@@ -7,6 +7,7 @@ from jaxformer.checks import require
 from jaxformer.config.attention.checks import check_shared_bias
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.positions import BlockSparse, Sinusoid, TransformerXL
+from jaxformer.config.segments import kv_sources
 from jaxformer.config.topology import Decoder
 
 
@@ -19,21 +20,9 @@ def check_model(config: Any) -> None:
     Raises:
         ValueError: Says which options do not fit together.
     """
-    require(
-        len(config.first_layers) <= config.num_layers,
-        f"num_layers must be at least the number of first_layers, {len(config.first_layers)}; "
-        f"got {config.num_layers}.",
-    )
-    placements = {layer.norm_placement for layer in config.first_layers}
-    require(
-        None not in placements or not isinstance(config.norm_placement, tuple),
-        "Each of the first_layers needs a norm_placement of its own where that of the model "
-        f"differs from layer to layer; got {config.norm_placement}.",
-    )
-    decoder_kinds = kinds = [layer.attention for layer in config.distinct_layers]
+    decoder_kinds = [layer.attention for layer in dict.fromkeys(config.layers)]
+    kinds = [layer.attention for layer in dict.fromkeys(config.encoder_layers + config.layers)]
     check_shared_bias(decoder_kinds)
-    if config.topology.is_encoder_decoder:
-        kinds = [*decoder_kinds, *config.encoder_config.attention_kinds]
     check_causal_kinds(config, kinds)
     check_sinusoids(config, kinds)
     check_cross_attention(config, decoder_kinds)
@@ -45,16 +34,16 @@ def check_model(config: Any) -> None:
 def check_causal_kinds(config: Any, kinds: Sequence[Any]) -> None:
     """Check that causal windows and recurrences stand in a decoder, without attention dropout."""
     has_block_sparse = any(isinstance(w, BlockSparse) for kind in kinds for w in kind.windows)
-    is_decoder = isinstance(config.topology, Decoder)
+    is_decoder, topology = isinstance(config.topology, Decoder), type(config.topology).__name__
     require(
         not has_block_sparse or is_decoder,
-        f"BlockSparse windows are causal, so they need a Decoder; got {config.topology}.",
+        f"BlockSparse windows are causal, so they need a Decoder; got {topology}.",
     )
     parts = (part for kind in kinds for part in kind.parts)
     recurrent_kind = next((type(a).__name__ for a in parts if a.is_recurrent), None)
     require(
         recurrent_kind is None or is_decoder,
-        f"{recurrent_kind} is causal, so it needs a Decoder; got {config.topology}.",
+        f"{recurrent_kind} is causal, so it needs a Decoder; got {topology}.",
     )
     require(
         recurrent_kind is None or config.dropout.attention == 0,
@@ -92,7 +81,7 @@ def check_cross_attention(config: Any, decoder_kinds: Sequence[Any]) -> None:
 
 def check_branches(config: Any) -> None:
     """Check the branches of each layer, and dropout inside feed-forward networks."""
-    for layer in (*config.distinct_layers, *config.encoder_config.distinct_layers):
+    for layer in dict.fromkeys(config.layers + config.encoder_layers):
         option = layer.feed_forward
         require(
             option.has_hidden_dropout or config.dropout.feed_forward == 0,
@@ -115,40 +104,23 @@ def check_branches(config: Any) -> None:
 
 def check_kv_sources(config: Any) -> None:
     """Check that each layer with `cross_layer_kv` has an earlier layer whose keys it can read."""
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    first, period = len(config.first_layers), config.pattern_length
-    for i, layer in enumerate(layers):
-        if not layer.attention.cross_layer_kv:
-            continue
-        sources = [
-            j
-            for j, x in enumerate(layers[:i])
-            if isinstance(x.attention, MultiHead)
-            and not x.attention.cross_layer_kv
-            and x.window == layer.window
-        ]
+    for i, source in kv_sources(config.layers).items():
+        layer = config.layers[i]
         require(
-            bool(sources),
+            source >= 0,
             f"Layer {i} has cross_layer_kv and the window {layer.window}, but no MultiHead layer "
             "before it has this window and keys of its own.",
         )
-        source = sources[-1]
         heads, source_heads = (
             (x.positions, x.attention.num_kv_heads, x.attention.head_dim)
-            for x in (layer, layers[source])
+            for x in (layer, config.layers[source])
         )
         require(
             heads == source_heads,
             f"Layer {i} reads keys and values of layer {source}, so both need the same positions, "
             f"num_kv_heads and head_dim; got {heads} and {source_heads}.",
         )
-        require(
-            source < first or (source - first) // period == (i - first) // period,
-            f"Layer {i} reads keys and values of layer {source}, which must be one of the "
-            f"first_layers (there are {first}) or stand in the same repetition of the pattern of "
-            f"{period} layers.",
-        )
-    uses = [config.layer_embedding is not None, any(x.attention.cross_layer_kv for x in layers)]
+    uses = [config.layer_embedding is not None, bool(kv_sources(config.layers))]
     require(
         not (any(uses) and config.topology.is_encoder_decoder),
         "layer_embedding and cross_layer_kv need a Decoder or an Encoder; got an EncoderDecoder.",

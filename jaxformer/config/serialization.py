@@ -1,10 +1,14 @@
-"""Write configurations as JSON or Python source, and read both back."""
+"""Write configurations as JSON or Python source, and read both back.
+
+Where options repeat in a tuple, JSON has {"times": 58, "items": [...]} and Python (Option(),) * 58.
+"""
 
 import ast
 import dataclasses
 import json
+import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxformer.checks import field_types
@@ -14,6 +18,7 @@ from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
 
+MAX_COUNT = 100_000  # of one item of a tuple that is read
 IMPORT_FIRST = "Custom options must be imported first (--import MODULE)."
 
 
@@ -47,6 +52,83 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     return _decode(kind, parse_json(text, location=f"The JSON of {kind.__name__}"), kind.__name__)
 
 
+def python_source(
+    value: Any, *, defaults: bool = True, width: int | None = None, indent: int = 0
+) -> str:
+    """Write a configuration as Python source, which `from_python` reads.
+
+    Args:
+        value: A configuration dataclass, or the value of one of its fields.
+        defaults: Whether fields that equal their defaults are written.
+        width: Length from which a value gets a line for each of its parts; None writes one line.
+        indent: Spaces before the lines after the first.
+
+    Returns:
+        The source; options that repeat in a tuple are written once.
+    """
+    inner: Any = {"defaults": defaults, "width": width}
+    if isinstance(value, tuple):
+        parts = repetitions(value)
+        if parts and parts != [(value, 1)]:
+            sources = [python_source(items, indent=indent, **inner) for items, _ in parts]
+            texts = [
+                x if count == 1 else f"({x}) * {count}" if ") * " in x else f"{x} * {count}"
+                for x, (_, count) in zip(sources, parts, strict=True)
+            ]
+            flat = " + ".join(texts)
+            is_short = width is None or len(flat) + indent <= width
+            return flat if is_short else f"\n{' ' * indent}+ ".join(texts)
+        items = [python_source(x, indent=indent + 4, **inner) for x in value]
+        return _bracket("(", items, ",)" if len(value) == 1 else ")", width, indent)
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    fields = (f for f in dataclasses.fields(value) if f.repr)
+    pairs = ((f, getattr(value, f.name)) for f in fields)
+    items = [
+        f"{f.name}={python_source(x, indent=indent + 4, **inner)}"
+        for f, x in pairs
+        if defaults or x != f.default
+    ]
+    return _bracket(f"{type(value).__name__}(", items, ")", width, indent)
+
+
+def _bracket(start: str, items: list[str], end: str, width: int | None, indent: int) -> str:
+    """Join items on one line if they are short, else one item per line."""
+    flat = f"{start}{', '.join(items)}{end}"
+    if width is None or ("\n" not in flat and len(flat) + indent <= width):
+        return flat
+    pad = " " * (indent + 4)
+    if all(len(item) < 10 for item in items):
+        body = textwrap.fill(", ".join(items), 96, initial_indent=pad, subsequent_indent=pad)
+    else:
+        body = "\n".join(f"{pad}{item}," for item in items)
+    return f"{start}\n{body}\n{' ' * indent}{end.lstrip(',')}"
+
+
+def repetitions(items: Sequence[Any]) -> list[tuple[tuple[Any, ...], int]]:
+    """Divide a sequence into parts, each with the number of times that it repeats.
+
+    Only dataclasses count as repeated. What stands between repetitions is one part.
+    """
+    parts, i = list[tuple[tuple[Any, ...], int]](), 0
+    while i < len(items):
+        period, count = 1, 1
+        longest = (len(items) - i) // 2 if dataclasses.is_dataclass(items[i]) else 0
+        for length in range(1, longest + 1):
+            number, part = 1, items[i : i + length]
+            while items[i + number * length : i + (number + 1) * length] == part:
+                number += 1
+            if number > 1 and number * length > count * period:
+                period, count = length, number
+        repeated = tuple(items[i : i + period])
+        if count == 1 and parts and parts[-1][1] == 1:
+            parts[-1] = parts[-1][0] + repeated, 1
+        else:
+            parts.append((repeated, count))
+        i += period * count
+    return parts
+
+
 def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
     """Parse a configuration from Python source such as "LayerNorm(eps=1e-6)".
 
@@ -76,6 +158,14 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
                 return _decode_dataclass(kinds[name], {"type": kinds[name].__name__}, name)
             case ast.Tuple(elts=items):
                 return tuple(build(item) for item in items)
+            case ast.BinOp(op=ast.Add(), left=ast.Tuple() | ast.BinOp() as left, right=right):
+                return build(left) + build(right)
+            case ast.BinOp(
+                op=ast.Mult(),
+                left=ast.Tuple() | ast.BinOp() as left,
+                right=ast.Constant(int(count)),
+            ):
+                return build(left) * min(count, MAX_COUNT)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
@@ -108,7 +198,11 @@ def _encode(value: Any) -> Any:
         fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
-        return [_encode(item) for item in value]
+        encoded = list[Any]()
+        for items, count in repetitions(value):
+            part = _encode(list(items)) if count > 1 else [_encode(x) for x in items]
+            encoded += part if count == 1 else [{"times": count, "items": part}]
+        return encoded
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
@@ -123,7 +217,14 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(data, list):
             raise ValueError(f"{path}: expected a list, got {data!r}.")
-        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+        items = list[Any]()
+        for i, item in enumerate(data):
+            if isinstance(item, dict) and item.keys() == {"times", "items"}:
+                count = _decode(int, item["times"], f"{path}[{i}].times")
+                items += _decode(hint, item["items"], f"{path}[{i}].items") * min(count, MAX_COUNT)
+            else:
+                items.append(_decode(args[0], item, f"{path}[{i}]"))
+        return tuple(items)
     if origin is typing.Literal:
         if data not in args:
             raise ValueError(f"{path}: expected one of {list(args)}, got {data!r}.")

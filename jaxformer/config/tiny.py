@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, ScoreBias, Window
@@ -110,14 +110,3 @@ def shorten_pattern(pattern: tuple[T, ...]) -> tuple[T, ...]:
             return pattern[:length]
     runs = tuple(key for key, _ in groupby(pattern))
     return tuple(dict.fromkeys(runs)) if len(runs) == len(pattern) else shorten_pattern(runs)
-
-
-def shorten_patterns(*patterns: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Shorten per-layer patterns, those of one length together."""
-    shortened = dict[int, tuple[Any, ...]]()
-    for count in set(map(len, patterns)):
-        indices = [i for i, x in enumerate(patterns) if len(x) == count]
-        rows = tuple(zip(*(patterns[i] for i in indices), strict=True))
-        columns = zip(*shorten_pattern(rows), strict=True)
-        shortened |= dict(zip(indices, columns, strict=True))
-    return [shortened[i] for i in range(len(patterns))]

@@ -14,7 +14,7 @@ def visible_keys(window: c.Window, length: int) -> int:
     return min(length, window) if isinstance(window, int) else length
 
 
-def layer_flops(layer: c.LayerConfig, model_dim: int, length: int) -> int:
+def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
     """FLOPs of one layer over one sequence."""
     num_keys = visible_keys(layer.window, length)
     total = layer.attention.attention_flops(model_dim, length, length, num_keys)
@@ -26,7 +26,7 @@ def layer_flops(layer: c.LayerConfig, model_dim: int, length: int) -> int:
     return total
 
 
-def layer_cache_bytes(layer: c.LayerConfig, num_tokens: int, bytes_per_number: int) -> int:
+def layer_cache_bytes(layer: c.Layer, num_tokens: int, bytes_per_number: int) -> int:
     """Cache bytes of one layer for `num_tokens` tokens; a recurrent state stays float32.
 
     Raises:

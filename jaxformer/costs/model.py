@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -87,11 +88,11 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     return total
 
 
-def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.LayerConfig, bool]]:
+def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.Layer, bool]]:
     """All layers, and whether they read the source: those of an encoder-decoder's encoder."""
-    for name, (stack, num_layers) in config.stacks.items():
+    for name, layers in config.stacks.items():
         reads_source = config.topology.is_encoder_decoder and name == "encoder"
-        yield from ((stack.layer(i), reads_source) for i in range(num_layers))
+        yield from ((layer, reads_source) for layer in layers)
 
 
 def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
@@ -182,12 +183,12 @@ def cache_bytes(
     require_count("length", length, least=0)
     require_count("batch", batch, least=0)
     total = 0
-    for i in range(config.num_layers):
-        layer = config.layer(i)
+    for layer in config.layers:
         num_tokens = visible_keys(layer.window, length)
         total += layer_cache_bytes(layer, num_tokens, bytes_per_number)
     if config.topology.is_encoder_decoder:
-        cross = config.layer(0)._replace(positions=None)
+        attention: Any = config.layers[0].attention
+        cross = replace(config.layers[0], attention=replace(attention, positions=(None,)))
         total += config.num_layers * layer_cache_bytes(cross, source_length, bytes_per_number)
     return batch * total
 
@@ -261,7 +262,7 @@ def activation_bytes(
 
 
 def _saved_per_token(
-    layer: c.LayerConfig,
+    layer: c.Layer,
     model_dim: int,
     length: int,
     remat: str,
@@ -288,7 +289,7 @@ def _saved_per_token(
     return d + products + intermediates + scores
 
 
-def _is_blockwise(layer: c.LayerConfig, length: int, context: int) -> bool:
+def _is_blockwise(layer: c.Layer, length: int, context: int) -> bool:
     """Whether attention runs blockwise, without the full score matrix in memory."""
     if not layer.attention.has_scores or layer.transformer_xl is not None:
         return False

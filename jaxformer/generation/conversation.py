@@ -150,7 +150,7 @@ class Conversation:
 
 
 def _depends_on_length(config: TransformerConfig) -> bool:
-    ropes = (layer.rope for layer in config.distinct_layers)
+    ropes = (layer.rope for layer in config.layers)
     return any(rope is not None and rope.depends_on_length for rope in ropes)
 
 

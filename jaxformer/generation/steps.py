@@ -152,7 +152,7 @@ def decode_step(
         }
         return _last_logits(model, mesh, params, all_tokens, cache_is_empty=True, **inputs)
 
-    ropes = (layer.rope for layer in config.distinct_layers)
+    ropes = (layer.rope for layer in config.layers)
     if not any(rope is not None and rope.depends_on_length for rope in ropes):
         logits, cache = decode_token()
     else:

@@ -12,7 +12,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.functional.platforms import target_platform
 from jaxformer.layers.parameter_metadata import check_parameters
-from jaxformer.layers.stack import LAYER_GROUPS, layer_path
+from jaxformer.layers.stack import LAYER_GROUPS
 
 MAX_UNROLLED_LAYERS = 100  # each adds 0.2 to 0.4 s to compilation, on two CPU cores
 MAX_COPIED_PARAMETERS = 250_000_000  # at each call
@@ -76,8 +76,9 @@ def unroll_arrays(config: c.TransformerConfig, arrays: Mapping[str, Any]) -> dic
     """
     groups = tuple(f"decoder/{name}/" for name in LAYER_GROUPS)
     unrolled = {path: x for path, x in arrays.items() if not path.startswith(groups)}
+    segments = config.segments("decoder")
     for layer in range(config.num_layers):
-        section, index = layer_path(config, config.num_layers, layer)
+        section, index = segments.locate(layer)
         for path, array in arrays.items():
             name = path.removeprefix(f"decoder/{section}/")
             if name != path:
@@ -99,9 +100,8 @@ def decodes_faster_unrolled(config: c.TransformerConfig) -> bool:
 
 def unroll_to_decode(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
     """Return the model as it decodes faster; of a large model, which is not copied, say how."""
-    num_repeats, *_ = config.count_repeats(config.num_layers)
     num_parameters = costs.num_parameters(config)
-    is_faster = num_repeats > 1 and decodes_faster_unrolled(config)
+    is_faster = config.segments("decoder").repeats > 1 and decodes_faster_unrolled(config)
     if is_faster and num_parameters <= MAX_COPIED_PARAMETERS:
         return unroll(config, params)
     if not is_faster:

@@ -157,10 +157,10 @@ def _check_and_count(
     config: c.TransformerConfig, part: MapKind, lengths: tuple[int, int], choice: MapSelection
 ) -> int:
     """Return elements per batch row of the selected maps; the selection must exist."""
-    stack_config, depth = config.stacks["encoder" if part == "encoder" else "decoder"]
-    layers = range(depth) if choice.layers is None else choice.layers
-    kinds = {stack_config.layer(i).attention for i in layers if 0 <= i < depth}
-    with_weights = [i for i in range(depth) if stack_config.layer(i).attention.has_weights]
+    stack = config.stacks["encoder" if part == "encoder" else "decoder"]
+    layers = range(len(stack)) if choice.layers is None else choice.layers
+    kinds = {stack[i].attention for i in layers if 0 <= i < len(stack)}
+    with_weights = [i for i, layer in enumerate(stack) if layer.attention.has_weights]
     for kind in kinds:
         if not kind.has_weights:
             raise ValueError(
@@ -173,7 +173,7 @@ def _check_and_count(
             f"Layers have different numbers of heads ({num_heads} and {other_counts[0]}), so their "
             "maps cannot be stacked; select layers with one number by layers=(...)."
         )
-    ranges = ("layers", choice.layers, depth), ("heads", choice.heads, num_heads)
+    ranges = ("layers", choice.layers, len(stack)), ("heads", choice.heads, num_heads)
     for name, selected, limit in ranges:
         outside = [i for i in selected or () if not 0 <= i < limit]
         if outside or selected == ():

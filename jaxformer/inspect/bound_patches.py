@@ -21,7 +21,6 @@ from jaxformer.inspect.named_values import (
     shapes_of,
 )
 from jaxformer.inspect.patches import Add, At, Change, Mean, Replace, Zero
-from jaxformer.layers.stack import layer_path
 
 AnyArray = Array | np.ndarray
 
@@ -106,7 +105,7 @@ def _block_path(
     """Path of a layer's block in the parameters of its stack, and whether it is repeated."""
     if layer is None:
         return (), False
-    path, repeat = layer_path(*config.stacks[stack], layer)
+    path, repeat = config.segments(stack).locate(layer)
     return tuple(path.split("/")), bool(repeat)
 
 

@@ -273,8 +273,8 @@ class _Base:
             rest = bind_patches(config, layer_patches(layer), self.arrays)
             of_run = self.params, self.arrays, patch, rest, self.metric
             rows[layer] = np.asarray(_scores(self.model, by, *of_run), np.float32) - self.score
-        depth = config.stacks["encoder" if name.startswith(ENCODER) else head_stack(config)][1]
-        effects = np.full((depth, max(map(len, rows.values()))), np.nan, np.float32)
+        stack = config.stacks["encoder" if name.startswith(ENCODER) else head_stack(config)]
+        effects = np.full((len(stack), max(map(len, rows.values()))), np.nan, np.float32)
         for layer, row in rows.items():
             effects[layer, : len(row)] = row
         return effects

@@ -62,7 +62,7 @@ def composition_scores(config: c.TransformerConfig, params: Params) -> Compositi
     """
     check_parameters(config, params)
     config, params = merge_lora(config, params)
-    kinds: dict[int, Any] = {i: config.layer(i).attention for i in range(config.num_layers)}
+    kinds: dict[int, Any] = {i: x.attention for i, x in enumerate(config.layers)}
     linear = {i: kind for i, kind in kinds.items() if kind.linear_projections is not None}
     if not linear:
         raise ValueError(
@@ -79,7 +79,7 @@ def _all_scores(
 ) -> list[Float32[Array, "heads heads"]]:
     """Scores of the heads of these layers: of queries, keys and values."""
     layers = unstack_layers(params[head_stack(config)])
-    circuits = [_circuits(config, config.layer(i), layers[i]) for i in numbers]
+    circuits = [_circuits(config, config.layers[i], layers[i]) for i in numbers]
     heads = [len(one["value"][0]) for one in circuits]
     of_layer = jnp.repeat(jnp.array(numbers), jnp.array(heads), total_repeat_length=sum(heads))
     scores = []
@@ -92,9 +92,7 @@ def _all_scores(
     return scores
 
 
-def _circuits(
-    config: c.TransformerConfig, options: c.LayerConfig, layer: Params
-) -> dict[str, Matrices]:
+def _circuits(config: c.TransformerConfig, options: c.Layer, layer: Params) -> dict[str, Matrices]:
     """What queries, keys and values of a layer read, each as two factors of its matrix."""
     kind: Any = options.attention
     attention, reads_normed = layer["attention"], options.norm_placement in ("pre", "sandwich")

@@ -84,7 +84,7 @@ def logit_lens(
         Predictions from Transformers with the Tuned Lens, 2023. arXiv:2303.08112
     """
     stack = head_stack(config)
-    depth = config.stacks[stack][1]
+    depth = len(config.stacks[stack])
     depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:

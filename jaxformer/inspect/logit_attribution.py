@@ -87,7 +87,8 @@ def logit_attribution(
         Elhage et al., A Mathematical Framework for Transformer Circuits, 2021 (path expansion);
         Wang et al., Interpretability in the Wild, 2022. arXiv:2211.00593, section 3
     """
-    if "post" in config.norm_placements or config.residual is not None:
+    is_post = any(layer.norm_placement == "post" for layer in config.layers)
+    if is_post or config.residual is not None:
         how = f"a norm follows each sum (norm_placement={config.norm_placement!r})"
         if config.residual is not None:
             how = f"branches are joined by {type(config.residual).__name__}"
@@ -146,7 +147,7 @@ def _attribute(
             branches[name] = jnp.stack(parts)
     heads = [jnp.zeros((*shape, 0))] * len(layers)
     for i in values.get("heads", {}).keys() & values.get("attention", {}).keys():
-        placement = config.layer(i).norm_placement
+        placement = config.layers[i].norm_placement
         onward = factors[i] * direction
         heads[i] = _head_parts(config, placement, layers[i], values["heads"][i], onward)
     most = max(x.shape[-1] for x in heads)

@@ -80,7 +80,7 @@ def state_memory(
         (2, 5, 4)
     """
     arrays = check_inputs(config, tokens, inputs)
-    layer_kinds = (config.layer(i).attention.parts for i in range(config.num_layers))
+    layer_kinds = (layer.attention.parts for layer in config.layers)
     kinds: list[Any] = [next((x for x in parts if x.has_decays), parts[0]) for parts in layer_kinds]
     recurrent = [i for i, x in enumerate(kinds) if x.has_decays]
     selected = as_int_tuple("layers", layers)

@@ -33,7 +33,7 @@ def position_embeddings(
             positions, or the parameters do not match the model.
     """
     if config.embedding.positions is None:
-        kinds = config.attention.positions
+        kinds = tuple(dict.fromkeys(layer.positions for layer in config.layers))
         raise ValueError(f"The embedding adds no positions; those of attention are {kinds}.")
     require_count("length", length)
     check_parameters(config, params)
@@ -191,12 +191,12 @@ def score_by_distance(
     )
 
 
-def _layer_config(config: c.TransformerConfig, layer: int, stack: c.Stack | None) -> c.LayerConfig:
+def _layer_config(config: c.TransformerConfig, layer: int, stack: c.Stack | None) -> c.Layer:
     """Options of one layer of a stack."""
     stacks = config.stacks
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack must be among {', '.join(stacks)} for this model; got {stack!r}.")
-    stack_config, depth = stacks[stack or head_stack(config)]
-    if not 0 <= layer < depth:
-        raise ValueError(f"layer must be in [0, {depth - 1}]; got {layer}.")
-    return stack_config.layer(layer)
+    layers = stacks[stack or head_stack(config)]
+    if not 0 <= layer < len(layers):
+        raise ValueError(f"layer must be in [0, {len(layers) - 1}]; got {layer}.")
+    return layers[layer]

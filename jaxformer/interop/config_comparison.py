@@ -2,53 +2,28 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxformer import config as c
 
-T = TypeVar("T")
 ROUNDING = 1e-12  # relative tolerance; JSON is exact, but the square of a root is not
 
 
-def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
-    """Shortest prefix whose repetition gives the pattern."""
-    for length in range(1, len(pattern)):
-        if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
-            return pattern[:length]
-    return pattern
-
-
 def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
-    """The shortest equivalent configuration, without dropout, initializers and what only files say.
+    """The equivalent configuration of the shortest cycles, with nothing that files do not say.
 
     Args:
         config: A configuration.
 
     Returns:
-        A configuration that is equal for equal models.
+        The configuration without dropout and initializers, with the scales and the order of biases
+        that are usual. Equal models have equal ones.
     """
-    depth, topology = config.num_layers, config.topology
-    encoder = config.encoder_config
-    if isinstance(topology, c.EncoderDecoder):
-        depth = max(depth, topology.num_encoder_layers)
-    attention = _canonical_attention(config.attention, depth)
-    branches = _layer_cycle(config.feed_forward, depth)
-    if isinstance(topology, c.EncoderDecoder):
-        encoder_attention = _canonical_attention(encoder.attention, depth)
-        encoder_branches = _layer_cycle(encoder.feed_forward, depth)
-        topology = replace(
-            topology,
-            attention=None if encoder_attention == attention else encoder_attention,
-            feed_forward=None if encoder_branches == branches else encoder_branches,
-        )
-    placements = _layer_cycle(config.norm_placements, depth)
     return replace(
-        config,
-        norm_placement=placements[0] if len(placements) == 1 else placements,
-        attention=attention,
-        feed_forward=branches,
-        topology=topology,
+        with_shortest_cycles(config, _canonical_layer),
+        unrolled=False,
         dropout=c.Dropout(),
         initialisation=c.Initialisation(),
         model_type=None,
@@ -56,49 +31,36 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
     )
 
 
-def _layer_cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
-    """Shortest cycle that gives the same `depth` layers."""
-    return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
+def with_shortest_cycles(
+    config: c.TransformerConfig, change: Callable[[c.Layer], c.Layer] = lambda layer: layer
+) -> c.TransformerConfig:
+    """The same model, said by the shortest cycles, with a change of each layer."""
+    topology, cycles = config.topology, c.cycles_of(tuple(map(change, config.layers)))
+    if isinstance(topology, c.EncoderDecoder):
+        own = c.cycles_of(tuple(map(change, config.encoder_layers)))
+        differing: dict[str, Any] = {
+            name: None if own[name] == cycles[name] else own[name]
+            for name in ("attention", "feed_forward")
+        }
+        topology = replace(topology, **differing)
+    return replace(config, **cycles, topology=topology)
 
 
-def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
-    """The shortest equivalent attention configuration."""
-    biases: Any = tuple(sorted(getattr(attention, "biases", ())))
-    match attention:
-        case c.Mixer() | c.NoAttention():
-            return attention
-        case c.Hybrid():
-            return _canonical_hybrid(attention, depth)
-        case c.HybridHeads(kinds=kinds):
-            parts: Any = tuple(_canonical_attention(kind, depth) for kind in kinds)
-            return replace(attention, kinds=parts)
-        case c.Decay() | c.ShortConvolution() | c.LinearAttention():
-            return replace(attention, biases=biases)
-        case c.Latent(nope_dim=plain, rope_dim=rotary):
-            width = plain + rotary
-        case c.MultiHead(head_dim=width) | c.SharedKV(head_dim=width):
-            pass
-    usual = attention.scale is not None and math.isclose(
-        attention.scale, width**-0.5, rel_tol=ROUNDING
-    )
-    return replace(
-        attention,
-        positions=_layer_cycle(attention.positions, depth),
-        windows=_layer_cycle(attention.windows, depth),
-        scale=None if usual else attention.scale,
-        biases=biases,
-    )
+def _canonical_layer(layer: c.Layer) -> c.Layer:
+    return replace(layer, attention=_canonical_attention(layer.attention))
 
 
-def _canonical_hybrid(hybrid: c.Hybrid, depth: int) -> c.Hybrid:
-    """The shortest cycle of kinds, each with the positions and the window of its layers."""
-    layers: list[Any] = []
-    for i in range(depth):
-        kind: Any = hybrid.kinds[i % len(hybrid.kinds)]
-        positions = kind.positions[i % len(kind.positions)]
-        kind = kind.at_layer(positions, kind.windows[i % len(kind.windows)])
-        layers.append(_canonical_attention(kind, 1))
-    return c.Hybrid(kinds=shortest_cycle(tuple(layers)))
+def _canonical_attention(attention: Any) -> Any:
+    """The option without a scale that is the usual one, and with biases in order."""
+    if isinstance(attention, c.HybridHeads):
+        return replace(attention, kinds=tuple(map(_canonical_attention, attention.kinds)))
+    changes: dict[str, Any] = {}
+    if len(getattr(attention, "biases", ())) > 1:
+        changes["biases"] = tuple(sorted(attention.biases))
+    if (scale := getattr(attention, "scale", None)) is not None and attention.has_scores:
+        usual = attention.key_dim**-0.5
+        changes["scale"] = None if math.isclose(scale, usual, rel_tol=ROUNDING) else scale
+    return replace(attention, **changes) if changes else attention
 
 
 def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:

@@ -42,7 +42,7 @@ class Family:
         predicts_further_tokens: Whether a file may have layers after the last one, which predict
             tokens after the next and have no part in the logits (DeepSeek V3).
         lm_head_optional: Whether an untied head without a tensor uses the embedding.
-        attention_type: Attention kind of the family.
+        attention_types: Attention kinds that the layers may have.
         in_transformers: Whether transformers includes the class; False for remote code.
     """
 
@@ -59,7 +59,7 @@ class Family:
     weight_factors: Callable[[ConfigReader], Mapping[str, tuple[float, ...]]] | None = None
     predicts_further_tokens: bool = False
     lm_head_optional: bool = False
-    attention_type: type = c.MultiHead
+    attention_types: tuple[type, ...] = (c.MultiHead,)
     in_transformers: bool = True
 
     def mapping_for(self, values: Mapping[str, Any]) -> ParamMapping:

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.config_comparison import with_shortest_cycles
 from jaxformer.interop.config_reader import IGNORE_HINT, ConfigReader
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
@@ -210,7 +211,7 @@ def build_config(
     text = values.get("text_config")  # of models that also read images
     length = (text if isinstance(text, dict) else values).get("max_position_embeddings")
     return replace(
-        config,
+        with_shortest_cycles(config),
         model_type=config.model_type or family.model_type,
         max_position_embeddings=length if type(length) is int else None,
     )

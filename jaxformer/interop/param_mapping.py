@@ -18,7 +18,6 @@ from jaxformer.interop.transforms import (
     Shape,
     Transform,
 )
-from jaxformer.layers.stack import layer_path
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
 HEAD_PATH = "head/kernel"
@@ -136,17 +135,17 @@ def expand_mapping(
     for row in (row for row in mapping.top_level if row.applies_to(config)):
         transform = row.transform_for(config)
         tensor_mappings += _expand(row, transform, row.hf_name, "", (), param_shapes)
-    for stack, (stack_config, num_layers) in config.stacks.items():
-        rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(stack_config)]
-        for layer in range(num_layers):
-            section, index = layer_path(stack_config, num_layers, layer)
-            attention = stack_config.layer(layer).attention
+    for stack, layers in config.stacks.items():
+        rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(config)]
+        segments = config.segments(stack)
+        for layer, options in enumerate(layers):
+            section, index = segments.locate(layer)
             replaced: set[str] = set()  # parameters
             for row in rows:
-                if row.kind is not None and not isinstance(attention, row.kind):
+                if row.kind is not None and not isinstance(options.attention, row.kind):
                     continue
                 name = row.hf_name
-                if layer == num_layers - 1 and row.last_hf_name is not None:
+                if layer == len(layers) - 1 and row.last_hf_name is not None:
                     name = row.last_hf_name
                 name = name.replace("{layer}", str(layer)).replace("{next_layer}", str(layer + 1))
                 if replaced.intersection(row.param_paths) or (
@@ -154,7 +153,7 @@ def expand_mapping(
                 ):
                     continue
                 replaced.update(row.param_paths if row.alternative else ())
-                transform, prefix = row.transform_for(stack_config), f"{stack}/{section}/"
+                transform, prefix = row.transform_for(config), f"{stack}/{section}/"
                 tensor_mappings += _expand(row, transform, name, prefix, index, param_shapes)
     return tensor_mappings
 

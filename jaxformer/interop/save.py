@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
-from jaxformer.interop.config_comparison import canonical, config_differences
+from jaxformer.interop.config_comparison import canonical, config_differences, with_shortest_cycles
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
 from jaxformer.interop.load import build_config
@@ -179,27 +179,20 @@ def choose_family(
         raise ValueError(
             f"family {name!r} is not supported; supported are {', '.join(sorted(FAMILIES))}."
         )
-    if len(config.first_layers) == config.num_layers:
-        raise ValueError(
-            "No family can represent this configuration: it is of an unrolled model, whose "
-            "first_layers cannot be exported; save configuration and parameters from before "
-            "`unroll`."
-        )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
-    kinds = {type(stack.attention) for stack in (config, config.encoder_config)}
+    kinds = {type(layer.attention) for layers in config.stacks.values() for layer in layers}
     families = list(_candidate_families(config, name))
-    fitting = [family for family in families if kinds == {family.attention_type}]
+    fitting = [family for family in families if kinds <= {*family.attention_types}]
     if not fitting:
         family_text = (
-            "none has"
-            if name is None
-            else f"{name} has {_type_names([families[0].attention_type])}"
+            "none has" if name is None else f"{name} has {_type_names(families[0].attention_types)}"
         )
         refused.append(f"its attention is {_type_names(kinds)}, and {family_text}")
+    spelled = with_shortest_cycles(config)  # one option where all layers are alike
     for family in fitting:
         try:
-            values = family.write(config)
+            values = family.write(spelled)
             if values is None:
                 continue
             values = {"architectures": [family.architecture], **NO_SPECIAL_TOKENS, **values}

@@ -33,7 +33,7 @@ Branches = dict[str, Branch]
 POST_BRANCH_NORMS = "sandwich", "res_post"
 
 
-def reduces_branches_together(config: c.TransformerConfig, layer: c.LayerConfig) -> bool:
+def reduces_branches_together(config: c.TransformerConfig, layer: c.Layer) -> bool:
     """Whether parallel branches share one tensor-parallel reduction of their sum."""
     match config.block:
         case "parallel_shared_norm":
@@ -57,7 +57,7 @@ class Block(nn.Module):
     """
 
     config: c.TransformerConfig
-    layer_config: c.LayerConfig
+    layer_config: c.Layer
     runtime: RuntimeConfig
     causal: bool = True
 

@@ -62,7 +62,7 @@ class Cache(NamedTuple):
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
     """The distinct windows of the layers, in order: one array of `Cache.positions` each."""
-    return tuple(dict.fromkeys(layer.window for layer in config.distinct_layers))
+    return tuple(dict.fromkeys(layer.window for layer in config.layers))
 
 
 def num_slots(window: c.Window, capacity: int) -> int:
@@ -108,19 +108,19 @@ def empty_cache(
             f"capacity must be at most {config.max_length}, the number of learned positions; got "
             f"{capacity}."
         )
-    first, pattern = len(config.first_layers), config.pattern_length
-    repeats, remainder = config.count_repeats(config.num_layers)
+    segments = config.segments("decoder")
 
     def layer(index: int, *stacked: int) -> LayerCache:
-        options = config.layer(index)
+        options = config.layers[index]
         slots = num_slots(options.window, capacity)
         shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
         return LayerCache(options.attention.empty_layer_cache(options.positions, shape))
 
+    groups = segments.groups()
     return Cache(
-        first_layers=tuple(layer(i) for i in range(first)),
-        layers=tuple(layer(first + i, repeats) for i in range(pattern if repeats else 0)),
-        tail=tuple(layer(first + i) for i in range(remainder)),
+        first_layers=tuple(map(layer, groups["first_layers"])),
+        layers=tuple(layer(i, segments.repeats) for i in groups["layers"]),
+        tail=tuple(map(layer, groups["tail"])),
         positions=tuple(
             jnp.full((*batch, num_slots(window, capacity)), EMPTY_SLOT_POSITION)
             for window in distinct_windows(config)

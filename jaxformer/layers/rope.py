@@ -61,7 +61,7 @@ def rope_invalidates_cache(
 ) -> Bool[Array, "*batch"]:
     """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
     invalidated = jnp.zeros(length.shape, bool)
-    for rope in (layer.rope for layer in config.distinct_layers):
+    for rope in (layer.rope for layer in dict.fromkeys(config.layers)):
         if rope is not None and rope.scaling is not None:
             invalidated |= rope.scaling.invalidates_cache(length)
     return invalidated

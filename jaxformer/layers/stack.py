@@ -84,7 +84,7 @@ class LayerGroup(nn.Module):
     """The blocks of some layers: one repetition of the pattern, or layers outside the scan."""
 
     config: c.TransformerConfig
-    layer_configs: tuple[c.LayerConfig, ...]
+    layer_configs: tuple[c.Layer, ...]
     causal: bool
     runtime: RuntimeConfig
 
@@ -136,15 +136,15 @@ class LayerGroup(nn.Module):
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks and the final norm.
+    """The blocks of a stack and the final norm.
 
-    Repetitions of the layer pattern run under `nn.scan`, so that compile time does not grow with
+    Repetitions of a pattern of layers run under `nn.scan`, so that compile time does not grow with
     depth: their parameters are stacked along a leading axis under "layers". The layers before the
-    pattern are under "first_layers", those after the last whole repetition under "tail".
+    pattern are under "first_layers", the layers after its last repetition under "tail".
     """
 
     config: c.TransformerConfig
-    num_layers: int
+    part: c.Stack
     causal: bool
     runtime: RuntimeConfig
 
@@ -161,15 +161,16 @@ class Stack(nn.Module):
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
+        segments = self.config.segments(self.part)
         if not self.is_mutable_collection("params"):
-            self.check_depth()
+            self.check_depth(segments)
         layer_inputs, cache_updates, positions = make_layer_inputs(
             self.config,
             self.runtime,
             token_positions,
             cache,
             self.make_score_bias(),
-            num_layers=self.num_layers,
+            layers=self.config.stacks[self.part][: segments.first + segments.period],
             causal=self.causal,
             contiguous_positions=contiguous_positions,
             num_axes=x.ndim + 1,
@@ -178,7 +179,9 @@ class Stack(nn.Module):
         inputs = StackInputs(layer_inputs, cache_updates, encoder_output, cross_inputs, no_kv)
         x = sow_and_perturb(self, "stack_input", x)
         new_caches: dict[str, Any] = {}
-        for name, indices in self.layer_groups().items():
+        for name, indices in segments.groups().items():
+            if not indices:
+                continue
             caches = (NO_CACHE,) * len(indices) if cache is None else getattr(cache, name)
             x, new_caches[name], shared_kv = self.run_group(
                 name, indices, x, inputs, caches, layer_embeddings
@@ -188,18 +191,6 @@ class Stack(nn.Module):
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
         return x, cache and cache._replace(**new_caches, positions=positions)
-
-    @nn.nowrap
-    def layer_groups(self) -> dict[str, range]:
-        """Indices of the layers of each group; of the pattern, those of one repetition."""
-        first, period = len(self.config.first_layers), self.config.pattern_length
-        repeats, remainder = self.config.count_repeats(self.num_layers)
-        groups = (
-            range(first),
-            range(first, first + period * min(repeats, 1)),
-            range(first, first + remainder),
-        )
-        return {name: layers for name, layers in zip(LAYER_GROUPS, groups, strict=True) if layers}
 
     def run_group(
         self,
@@ -212,13 +203,14 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], tuple[KVCache | None, ...]]:
         """Apply a group of layers; return x, their caches, and keys and values to share."""
         group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
-        repeats, _ = self.config.count_repeats(self.num_layers)
+        segments = self.config.segments(self.part)
+        repeats = segments.repeats
         if layer_embeddings is not None:
-            layer_embeddings = self.split_embeddings(layer_embeddings)[name]
+            layer_embeddings = split_by_segment(layer_embeddings, segments)[name]
         if name == "layers":
             group, index = self.scan_over(repeats), jnp.arange(repeats)
             runtime = self.runtime if repeats > 1 else runtime
-        layer_configs = tuple(map(self.config.layer, indices))
+        layer_configs = self.config.stacks[self.part][indices.start : indices.stop]
         layers = group(self.config, layer_configs, self.causal, runtime, name=name)
         self_caches, cross_caches, _ = zip(*caches, strict=True)
         (x, self_caches), (new_cross_caches, shared_kv) = layers(
@@ -227,15 +219,6 @@ class Stack(nn.Module):
         if inputs.encoder_output is not None:
             cross_caches = new_cross_caches
         return x, tuple(map(LayerCache, self_caches, cross_caches)), shared_kv
-
-    @nn.nowrap
-    def split_embeddings(self, x: Float[Array, "layers *batch T E"]) -> dict[str, Array]:
-        """Embeddings of each group's layers; those of the pattern by repetition."""
-        first, period = len(self.config.first_layers), self.config.pattern_length
-        repeats, _ = self.config.count_repeats(self.num_layers)
-        stop = first + repeats * period
-        pattern = x[first:stop].reshape(repeats, period, *x.shape[1:])
-        return dict(zip(LAYER_GROUPS, (x[:first], pattern, x[stop:]), strict=True))
 
     @nn.nowrap
     def scan_over(self, repeats: int) -> Any:
@@ -251,21 +234,18 @@ class Stack(nn.Module):
             check_constancy_invariants=self.is_initializing(),  # it traces again
         )
 
-    def check_depth(self) -> None:
+    def check_depth(self, segments: c.Segments) -> None:
         """Check the depth of the parameters; `nn.scan` would use only the first of more layers."""
         params = self.variables.get("params", {})
         first, layers, tail = (params.get(name, {}) for name in LAYER_GROUPS)
-        repeats, remainder = self.config.count_repeats(self.num_layers)
-        depth = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
-        period = self.config.pattern_length if repeats else 0
-        expected = len(self.config.first_layers), repeats, period, remainder
-        if (len(first), depth, len(layers), len(tail)) != expected:
+        depth = max((x.shape[0] for x in jax.tree.leaves(layers)), default=segments.repeats)
+        if (len(first), len(layers), depth, len(tail)) != segments:
             count = len(first) + depth * len(layers) + len(tail)
             raise ValueError(
                 f"Parameters of the {self.name} have {count} layers ({len(first)} first layers, "
-                f"pattern of {len(layers) or len(tail)}), but the configuration has "
-                f"{self.num_layers} ({expected[0]} first layers, pattern of "
-                f"{period or remainder}). Were the parameters made for another model?"
+                f"pattern of {len(layers)}), but the configuration has "
+                f"{len(self.config.stacks[self.part])} ({segments.first} first layers, pattern of "
+                f"{segments.period}). Were the parameters made for another model?"
             )
 
     @nn.nowrap
@@ -290,16 +270,12 @@ class Stack(nn.Module):
         return score_bias
 
 
-def layer_path(
-    config: c.TransformerConfig, num_layers: int, layer: int
-) -> tuple[str, tuple[int, ...]]:
-    """Return the path of a layer in the parameters of its stack, and its index if it is stacked."""
-    first, period = len(config.first_layers), config.pattern_length
-    repeats, _ = config.count_repeats(num_layers)
-    if layer < first:
-        return f"first_layers/layer_{layer}", ()
-    repeat, index = divmod(layer - first, period)
-    return (f"layers/layer_{index}", (repeat,)) if repeat < repeats else (f"tail/layer_{index}", ())
+def split_by_segment(x: Array, segments: c.Segments) -> dict[str, Array]:
+    """Split values of all layers into the groups of a stack; those of the pattern by repetition."""
+    first, period, repeats, _ = segments
+    stop = first + repeats * period
+    pattern = x[first:stop].reshape(repeats, period, *x.shape[1:])
+    return dict(zip(LAYER_GROUPS, (x[:first], pattern, x[stop:]), strict=True))
 
 
 def unstack_layers(stack: Any) -> list[Any]:

@@ -127,8 +127,8 @@ class Transformer(nn.Module):
                 token_positions, source_segments, cache, runtime, num_axes=tokens.ndim + 2
             )
         causal = cfg.topology.has_decoder
-        name = "decoder" if causal else "encoder"
-        stack = Stack(cfg, cfg.num_layers, causal=causal, runtime=runtime, name=name)
+        name: c.Stack = "decoder" if causal else "encoder"
+        stack = Stack(cfg, name, causal=causal, runtime=runtime, name=name)
         x = self.embed(embedder, token_table, tokens, token_positions)
         if contiguous_positions is None:
             contiguous_positions = positions is None
@@ -183,13 +183,7 @@ class Transformer(nn.Module):
         tokens = self.token_positions(source, positions, segments)
         if segments is not None:  # length-dependent RoPE scaling ignores padding
             tokens = tokens._replace(positions=jnp.where(segments != 0, tokens.positions, 0))
-        encoder = Stack(
-            cfg.encoder_config,
-            topology.num_encoder_layers,
-            causal=False,
-            runtime=runtime,
-            name="encoder",
-        )
+        encoder = Stack(cfg, "encoder", causal=False, runtime=runtime, name="encoder")
         x = self.embed(embedder, table, source, tokens)
         output, _ = encoder(x, tokens, contiguous_positions=positions is None)
         # Once here instead of in the key projection of each layer.

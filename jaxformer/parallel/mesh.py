@@ -234,9 +234,8 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
         for problem in uneven(name, size, "tensor"):
             yield f"{problem} (pad it to {padded}; the additional rows are unused)"
     num_moe_layers = 0
-    for stack_name, (stack, num_layers) in reversed(config.stacks.items()):
+    for stack_name, layers in reversed(config.stacks.items()):
         prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""
-        layers = [stack.layer(i) for i in range(num_layers)]
         for attention in dict.fromkeys(x for layer in layers for x in layer.attention.parts):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             if indivisible_heads := attention.indivisible_heads(n["tensor"]):

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.checks import check_fields, require_at_least
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Stack, TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.data.preferences import PreferenceBatch
@@ -159,9 +159,10 @@ def router_losses(
         (expert_ids,) = outputs[f"{path.removesuffix('/logits')}/expert_ids"]
         names = path.split("/")
         layer = next(name for name in names if name.startswith("layer_"))
-        stack = config.encoder_config if "encoder" in names else config
-        first = 0 if "first_layers" in names else len(stack.first_layers)
-        feed_forward: Any = stack.layer(first + int(layer.removeprefix("layer_"))).feed_forward
+        stack: Stack = "encoder" if "encoder" in names else "decoder"
+        group = config.segments(stack).groups()[names[names.index(layer) - 1]]
+        index = group[int(layer.removeprefix("layer_"))]
+        feed_forward: Any = config.stacks[stack][index].feed_forward
         mask = batch.loss_mask
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0

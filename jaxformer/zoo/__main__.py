@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.config import python_source
 from jaxformer.errors import readable_errors
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
-from jaxformer.zoo.printing import describe_row, to_python_source
+from jaxformer.zoo.printing import describe_row
 
 MAX_LENGTH = 4096
 
@@ -53,7 +54,7 @@ def describe_preset(name: str) -> str:
     rows = [row for row in tables if name in row.presets]
     parts = [
         f"{name}\n{'=' * len(name)}",
-        to_python_source(config),
+        python_source(config, defaults=False, width=80),
         _describe_costs(config),
         *map(describe_row, rows),
     ]
@@ -75,7 +76,7 @@ def _describe_costs(config: c.TransformerConfig) -> str:
 
 
 def _describe_cache(config: c.TransformerConfig) -> str:
-    layers = [config.layer(i) for i in range(config.num_layers)]
+    layers = config.layers
     num_recurrent = sum(layer.attention.is_recurrent for layer in layers)
     first_bytes = costs.cache_bytes(config, 1)
     bytes_per_token = costs.cache_bytes(config, 2) - first_bytes if num_recurrent else first_bytes

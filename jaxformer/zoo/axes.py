@@ -119,20 +119,21 @@ def _norm(config: c.TransformerConfig) -> str:
 
 
 def _norm_placement(config: c.TransformerConfig) -> str:
-    return " and ".join(dict.fromkeys(PLACEMENT_NAMES[x] for x in config.norm_placements))
+    return " and ".join(dict.fromkeys(PLACEMENT_NAMES[x.norm_placement] for x in config.layers))
 
 
 def _position(config: c.TransformerConfig) -> str:
-    kinds = [type(option) for kind in attending_kinds(config) for option in kind.positions]
+    layers = [layer for layer in config.layers if layer.attention.has_scores]
+    kinds: list[type] = [type(layer.positions) for layer in layers] or [type(None)]
     if config.embedding.positions is not None:
         kinds = [type(config.embedding.positions), *(x for x in kinds if x is not type(None))]
     return " and ".join(dict.fromkeys(POSITION_NAMES.get(x, x.__name__) for x in kinds))
 
 
 def _window(config: c.TransformerConfig) -> str:
-    kinds = config.attention_kinds
-    attends = [any(part.has_scores for part in kind.parts) for kind in kinds]
-    windows = [x for i, x in enumerate(config.attention.windows) if attends[i % len(kinds)]]
+    first, period, *_ = config.segments(next(iter(config.stacks)))
+    pattern = config.layers[first : first + period]
+    windows = [layer.window for layer in pattern if layer.attention.has_scores]
     count = sum(window is not None for window in windows)
     if windows and count == len(windows):
         return "in every layer"
@@ -140,8 +141,8 @@ def _window(config: c.TransformerConfig) -> str:
 
 
 def _attention(config: c.TransformerConfig) -> str:
-    kinds = (part for kind in config.attention_kinds for part in kind.parts if part.is_branch)
-    return " and ".join(dict.fromkeys(map(_attention_name, kinds)))
+    parts = (part for layer in config.layers for part in layer.attention.parts if part.is_branch)
+    return " and ".join(dict.fromkeys(map(_attention_name, parts)))
 
 
 def _attention_name(attention: c.AttentionKind) -> str:

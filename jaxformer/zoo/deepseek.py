@@ -18,8 +18,9 @@ def with_experts(
     body: c.TransformerConfig, moe: c.MoE, *, first_dense: int = 1
 ) -> c.TransformerConfig:
     """The model with experts in all layers but the first ones."""
-    first_layers = (body.layer(0).to_layer(),) * first_dense
-    return replace(body, first_layers=first_layers, feed_forward=(moe,))
+    (dense,) = body.feed_forward
+    num_sparse = body.num_layers - first_dense
+    return replace(body, feed_forward=(dense,) * first_dense + (moe,) * num_sparse)
 
 
 def shared_experts(count: int, *, hidden_dim: int) -> c.SharedExpert:

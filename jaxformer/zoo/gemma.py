@@ -83,7 +83,8 @@ def gemma_4_body(window: int, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfi
     """
     sizes["head_dim"] = 256
     body = gemma(vocab_size=262_144, softcap=30.0, windows=(window,), **sizes)
-    attention = replace(body.multi_head, **GEMMA_4_HEADS)
+    attention: Any = body.attention
+    attention = replace(attention, **GEMMA_4_HEADS)
     return replace(body, attention=attention, norm=GEMMA_4_NORM, layer_scalar=True)
 
 
@@ -103,17 +104,18 @@ def gemma_4_edge(
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
     body = gemma_4_body(512, **sizes)
-    local_layer = body.multi_head
+    local_layer: Any = body.attention
     global_layer = replace(local_layer, head_dim=512, windows=(None,), positions=(GEMMA_4_ROPE,))
     kinds = (*(local_layer,) * local_layers_per_global, global_layer)
-    readers = (replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
-    (feed_forward,) = body.feed_forward
-    layers = [c.Layer(attention=kind, feed_forward=feed_forward) for kind in kinds]
+    readers = tuple(replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
+    last_feed_forward = c.GLU(hidden_dim=last_hidden_dim, activation="gelu_tanh")
+    num_first_layers = body.num_layers - num_kv_shared_layers
+    repeats = num_first_layers // len(kinds), num_kv_shared_layers // len(kinds)
     return replace(
         body,
-        first_layers=tuple(layers * ((body.num_layers - num_kv_shared_layers) // len(kinds))),
-        attention=c.Hybrid(kinds=tuple(readers)),
-        feed_forward=(c.GLU(hidden_dim=last_hidden_dim, activation="gelu_tanh"),),
+        attention=kinds * repeats[0] + readers * repeats[1],
+        feed_forward=body.feed_forward * num_first_layers
+        + (last_feed_forward,) * num_kv_shared_layers,
         layer_embedding=c.LayerEmbedding(dim=256),
     )
 
@@ -129,7 +131,7 @@ def gemma_4(
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
     body = gemma_4_body(1024, **sizes)
-    local_layer = body.multi_head
+    local_layer: Any = body.attention
     global_layer = c.SharedKV(
         num_heads=local_layer.num_heads,
         num_kv_heads=num_global_kv_heads,
@@ -138,7 +140,7 @@ def gemma_4(
         **GEMMA_4_HEADS,
     )
     kinds: tuple[Any, ...] = (*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer)
-    body = replace(body, attention=c.Hybrid(kinds=kinds))
+    body = replace(body, attention=kinds)
     if expert_dim is None:
         return body
     shared = c.GLU(hidden_dim=sizes["hidden_dim"], activation="gelu_tanh")

@@ -6,6 +6,7 @@ ones have a window of 256 tokens, as in GPT-Neo.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from jaxformer import config as c
 from jaxformer.zoo.projection_biases import QKVO
@@ -81,7 +82,8 @@ def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> c.Transformer
         max_length=2048,
         windows=(None, LOCAL_WINDOW),
     )
-    return replace(body, attention=replace(body.multi_head, scale=1.0, biases=("out",)))
+    attention: Any = body.attention
+    return replace(body, attention=replace(attention, scale=1.0, biases=("out",)))
 
 
 PRESETS = {

@@ -53,7 +53,7 @@ def granite_4_small() -> c.TransformerConfig:
         vocab_size=100_352,
         model_dim=4096,
         num_layers=40,
-        attention=c.Hybrid(kinds=tuple(attention if i == 5 else mamba for i in range(10))),
+        attention=tuple(attention if i == 5 else mamba for i in range(10)),
         feed_forward=(moe,),
         norm=NORM,
         residual_multiplier=0.22,

@@ -27,7 +27,7 @@ def lfm_2_5() -> c.TransformerConfig:
         vocab_size=65_536,
         model_dim=num_heads * head_dim,
         num_layers=16,
-        attention=c.Hybrid(kinds=tuple(kinds)),
+        attention=tuple(kinds),
         feed_forward=(c.GLU(hidden_dim=8192),),
         norm=norm,
         head=c.LMHead(tied=True),

@@ -62,7 +62,7 @@ def bamba() -> c.TransformerConfig:
         vocab_size=128_256,
         model_dim=4096,
         num_layers=32,
-        attention=c.Hybrid(kinds=tuple(kinds)),
+        attention=tuple(kinds),
         feed_forward=(c.GLU(hidden_dim=14_336),),
         norm=NORM,
     )

@@ -67,7 +67,7 @@ def mixtures() -> tuple[MixtureRow, ...]:
 
 def mixture_cells(config: c.TransformerConfig) -> MixtureCells | None:
     """Cells of a configuration's last layer; None if that has no experts."""
-    moe = config.layer(config.num_layers - 1).feed_forward
+    moe = config.layers[-1].feed_forward
     if not isinstance(moe, c.MoE):
         return None
     width = moe.expert.hidden_dim

@@ -45,7 +45,7 @@ def nemotron_3_nano() -> c.TransformerConfig:
         vocab_size=131_072,
         model_dim=2688,
         num_layers=52,
-        attention=c.Hybrid(kinds=tuple(kinds[letter] for letter in LAYERS)),
+        attention=tuple(kinds[letter] for letter in LAYERS),
         feed_forward=tuple(moe if letter == "E" else c.NoFeedForward() for letter in LAYERS),
         norm=NORM,
     )

@@ -1,6 +1,5 @@
 """Render the survey and presets as text (120 columns) and as Markdown."""
 
-import dataclasses
 import itertools
 import textwrap
 from typing import Any
@@ -114,35 +113,6 @@ def axis_listing(axis: str) -> str:
                 textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
             )
     return "\n".join(lines)
-
-
-def to_python_source(config: Any, indent: int = 0) -> str:
-    """Return Python source that builds a configuration, without fields at their default."""
-    if isinstance(config, tuple):
-        return _bracket(
-            "(", [to_python_source(item, indent + 4) for item in config], ")", indent, comma=True
-        )
-    if not dataclasses.is_dataclass(config):
-        return repr(config)
-    fields = [
-        f"{field.name}={to_python_source(getattr(config, field.name), indent + 4)}"
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != field.default
-    ]
-    return _bracket(f"{type(config).__name__}(", fields, ")", indent, comma=False)
-
-
-def _bracket(start: str, items: list[str], end: str, indent: int, *, comma: bool) -> str:
-    """Join items on one line if they are short, else one item per line."""
-    flat = start + ", ".join(items) + ("," if comma and len(items) == 1 else "") + end
-    if "\n" not in flat and len(flat) + indent <= 80:
-        return flat
-    pad = " " * (indent + 4)
-    if all(len(item) < 10 for item in items):
-        body = textwrap.fill(", ".join(items), 96, initial_indent=pad, subsequent_indent=pad)
-    else:
-        body = "\n".join(f"{pad}{item}," for item in items)
-    return f"{start}\n{body}\n{' ' * indent}{end}"
 
 
 def _markdown(rows: list[list[str]]) -> str:

@@ -5,7 +5,7 @@ Beyond its training length the first Qwen also scales RoPE and queries, which is
 """
 
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from jaxformer import config as c
 from jaxformer.zoo.llama import LlamaSizes, llama
@@ -100,8 +100,8 @@ def qwen_3_next(
         output_gate=c.OutputGate(),
         **sizes,
     )
-    attention = c.Hybrid(kinds=(delta_net, delta_net, delta_net, body.multi_head))
-    return replace(body, attention=attention, norm=norm)
+    attention: Any = body.attention
+    return replace(body, attention=(delta_net, delta_net, delta_net, attention), norm=norm)
 
 
 def qwen_3_next_moe(

@@ -70,26 +70,25 @@ def cells_from_config(config: c.TransformerConfig, *, edition: int = 2025) -> Su
         tricks.append("QK-norm")
     if getattr(attention, "logit_softcap", None) is not None or config.head.softcap is not None:
         tricks.append("Logit soft capping")
-    if set(config.norm_placements) == {"sandwich"}:
+    placements = {layer.norm_placement for layer in config.layers}
+    if placements == {"sandwich"}:
         tricks.append("Pre+post norm")
-    if any(
-        layer.rope and isinstance(layer.rope.scaling, c.PRope) for layer in config.distinct_layers
-    ):
+    if any(layer.rope and isinstance(layer.rope.scaling, c.PRope) for layer in config.layers):
         tricks.append("p-Rope")
     return SurveyCells(
         norm="LayerNorm" if isinstance(config.norm, c.LayerNorm) else "RMSNorm",
         block="Serial" if config.block == "serial" else "Parallel",
-        pre_norm=set(config.norm_placements) <= {"pre", "sandwich"},
+        pre_norm=placements <= {"pre", "sandwich"},
         position=_position(config, names_windows=edition >= 2026),
-        activation=activation_cell(config.feed_forward[0]),
+        activation=activation_cell(config.layers[0].feed_forward),
         tricks=tuple(tricks),
     )
 
 
 def attending_kinds(config: c.TransformerConfig) -> tuple[c.AttentionKind, ...]:
     """The different attention kinds of a model that have scores; NoAttention if none has."""
-    kinds = [part for kind in config.attention_kinds for part in kind.parts if part.has_scores]
-    return tuple(dict.fromkeys(kinds)) or (c.NoAttention(),)
+    parts = (part for layer in config.layers for part in layer.attention.parts)
+    return tuple(dict.fromkeys(x for x in parts if x.has_scores)) or (c.NoAttention(),)
 
 
 def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
@@ -156,7 +155,7 @@ def config_from_cells(
         vocab_size=128,
         model_dim=heads * head_dim,
         num_layers=max(2, len(positions), len(windows)),
-        attention=c.Hybrid(kinds=(convolution, attention)) if is_hybrid else attention,
+        attention=(convolution, attention) if is_hybrid else attention,
         feed_forward=(_feed_forward(filled.activation, hidden_dim=88),),
         topology=topology,
         block="serial" if filled.block == "Serial" else "parallel",
@@ -182,10 +181,10 @@ def _position(config: c.TransformerConfig, *, names_windows: bool) -> PositionCe
         frozenset({c.TransformerXL}): "Relative",
         frozenset({type(None)}): "none",
     }
-    if any(isinstance(kind, c.ShortConvolution) for kind in config.attention_kinds):
+    if any(isinstance(layer.attention, c.ShortConvolution) for layer in config.layers):
         return "Hybrid (Conv+Full)"
-    cell = names.get(_types(config.attention.positions), "mixed")
-    mixes_windows = len({window is None for window in config.attention.windows}) > 1
+    cell = names.get(_types(layer.positions for layer in config.layers), "mixed")
+    mixes_windows = len({layer.window is None for layer in config.layers}) > 1
     return "Hybrid (SWA+Full)" if names_windows and mixes_windows and cell == "RoPE" else cell
 
 

@@ -255,7 +255,7 @@ def change(attention=None, **fields):
 
 
 ROPE_AND_NONE = replace(BASE.attention, positions=(c.Rope(), None, None), windows=(3, None))
-HYBRID = replace(BASE, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), ROPE_AND_NONE)))
+HYBRID = replace(BASE, attention=(c.Decay(num_heads=2, head_dim=4), ROPE_AND_NONE))
 SHORT, LONG = (1.0, 1.1), (1.0, 2.0, 4.0)
 LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_length=4, max_length=16)
 
@@ -285,13 +285,6 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
         (lambda: change(norm_placement=()), r"TransformerConfig.norm_placement is cycled .* \(\)"),
-        (
-            lambda: change(
-                norm_placement=("pre", "post"),
-                first_layers=(c.Layer(attention=BASE.attention, feed_forward=c.MLP(hidden_dim=3)),),
-            ),
-            r"first_layers needs a norm_placement of its own .* got \('pre', 'post'\)",
-        ),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
         (lambda: c.QueryScaling(original_max_length=0), r"QueryScaling\.original_max_.* got 0\."),
         (lambda: c.QueryScaling(beta=-0.1, original_max_length=9), r"g\.beta must .* got -0\.1\."),
@@ -348,23 +341,20 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
             "may share one score bias, .*; got T5Bias.*, T5Bias",
         ),
-        (
-            lambda: replace(BASE, attention=c.Hybrid(kinds=())),
-            r"Hybrid.kinds is cycled .* got \(\)",
-        ),
+        (lambda: replace(BASE, attention=()), r"TransformerConfig.attention is cycled .* got \(\)"),
         (
             lambda: replace(
                 BASE,
-                attention=c.Hybrid(
-                    kinds=tuple(
-                        replace(BASE.attention, num_heads=n, positions=(c.T5Bias(),))
-                        for n in (2, 4)
-                    )
+                attention=tuple(
+                    replace(BASE.attention, num_heads=n, positions=(c.T5Bias(),)) for n in (2, 4)
                 ),
             ),
             r"may share one score bias, and then need the same num_heads; got T5B.* \[2, 4\] heads",
         ),
-        (lambda: HYBRID.with_positions(c.Rope()), "Hybrid has no positions to replace; got .Rope"),
+        (
+            lambda: HYBRID.with_positions(c.Rope()),
+            "A cycle of kinds has no positions to replace; got .Rope",
+        ),
         (
             lambda: replace(HYBRID, topology=c.Encoder()),
             "Decay is causal, so it needs a Decoder; got Encoder",
@@ -525,56 +515,69 @@ def test_patterns_cycle_and_the_period_is_their_common_multiple():
         feed_forward=(narrow, narrow, narrow, wide),
         num_layers=14,
     )
-    assert config.pattern_length == 12
+    assert config.segments("decoder") == (0, 12, 1, 2)
     for i in range(14):
-        choice = config.layer(i)
+        choice = config.layers[i]
         assert choice.positions == (c.Rope(), None)[i % 2]
         assert choice.window == (4, 5, None)[i % 3]
         assert choice.feed_forward.hidden_dim == (3, 3, 3, 5)[i % 4]
-    assert config.layer(13) == config.layer(1) != config.layer(2)
+    assert config.layers[13] == config.layers[1] != config.layers[2]
 
 
 def test_norms_stand_elsewhere_from_layer_to_layer():
     config = change(norm_placement=("pre", "res_post"), num_layers=5)
     places = ["pre", "res_post", "pre", "res_post", "pre"]
-    assert config.pattern_length == 2
-    assert [config.layer(i).norm_placement for i in range(5)] == places
+    assert config.segments("decoder") == (0, 2, 2, 1)
+    assert [layer.norm_placement for layer in config.layers] == places
     unrolled = config.unroll()
-    assert [layer.norm_placement for layer in unrolled.first_layers] == places
-    assert [unrolled.layer(i) for i in range(5)] == [config.layer(i) for i in range(5)]
-    plain = change(norm_placement="post").unroll()
-    assert [layer.norm_placement for layer in plain.first_layers] == [None] * 3
-    assert [plain.layer(i).norm_placement for i in range(3)] == ["post"] * 3
-    assert canonical(replace(config, norm_placement=("pre", "res_post") * 2)) == canonical(config)
-    assert canonical(change(norm_placement=("pre", "pre"))) == canonical(BASE)
+    assert unrolled != config and unrolled.layers == config.layers
+    assert unrolled.segments("decoder") == (5, 0, 0, 0)
     long = replace(config, norm_placement=("pre", "res_post") * 8, num_layers=16)
     assert long.tiny().norm_placement == ("pre", "res_post")
-    rows = change(norm_placement=("pre",) * 8 + ("post",), feed_forward=(c.GLU(hidden_dim=5),) * 9)
+    rows = change(norm_placement=("pre",) * 8 + ("post",), num_layers=9)
     assert rows.tiny().norm_placement == ("pre", "post")
-    assert len(rows.tiny().feed_forward) == 2
 
 
 def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
     """The second kind's positions and windows are cycled over all layers, as they are alone."""
-    assert HYBRID.pattern_length == 6
+    hybrid = replace(HYBRID, num_layers=12)
+    assert hybrid.segments("decoder") == (0, 6, 2, 0)
     for i in range(12):
-        alone = replace(HYBRID, attention=HYBRID.attention_kinds[i % 2])
-        assert HYBRID.layer(i) == alone.layer(i)
-    assert [HYBRID.layer(i).window for i in range(4)] == [1, None, 1, None]
-    assert [HYBRID.layer(i).positions for i in (1, 3, 5)] == [None, c.Rope(), None]
-    assert [type(kind) for kind in HYBRID.tiny().attention_kinds] == [c.Decay, c.MultiHead]
+        alone = replace(hybrid, attention=hybrid.attention[i % 2])
+        assert hybrid.layers[i] == alone.layers[i]
+    assert [layer.window for layer in hybrid.layers[:4]] == [1, None, 1, None]
+    assert [hybrid.layers[i].positions for i in (1, 3, 5)] == [None, c.Rope(), None]
+    tiny_kinds = [type(layer.attention) for layer in HYBRID.tiny().layers]
+    assert tiny_kinds[:2] == [c.Decay, c.MultiHead]
     tiny = zoo.get("nemotron-3-nano").tiny()  # of 48 layers with one branch each
-    branches = [(x.attention.is_branch, x.feed_forward.is_moe) for x in tiny.distinct_layers]
-    assert branches == [(True, False), (False, True), (True, False)]
-    kinds = zoo.get("lfm-2.5-1.2b").tiny().attention_kinds  # of 15, in runs of one or two
-    assert [type(kind) for kind in kinds] == [c.ShortConvolution, c.MultiHead]
+    branches = [(x.attention.is_branch, x.feed_forward.is_moe) for x in tiny.layers]
+    assert branches == [(True, False), (False, True), (True, False), (True, False)]
+    kinds = zoo.get("lfm-2.5-1.2b").tiny().layers  # of 15, in runs of one or two
+    convolution, attention = c.ShortConvolution, c.MultiHead
+    assert [type(layer.attention) for layer in kinds] == [convolution, attention, convolution]
+
+
+def test_two_spellings_of_one_model_are_equal():
+    spelled = [
+        change(dict(windows=(4, None)), num_layers=4),
+        change(dict(windows=(4, None, 4, None)), num_layers=4, norm_placement=("pre",)),
+        replace(
+            BASE, num_layers=4, attention=(replace(BASE.attention, windows=(4,)), BASE.attention)
+        ),
+    ]
+    assert len(set(spelled)) == 1 and len(set(map(repr, spelled))) == 3
+    assert len({repr(canonical(config)) for config in spelled}) == 1
+    assert spelled[0].layers[0] is spelled[0].layers[2]
+    assert spelled[0] != change(dict(windows=(4, 4, None)), num_layers=4)
+    own = c.EncoderDecoder(num_encoder_layers=2, attention=BASE.attention)
+    shared = c.EncoderDecoder(num_encoder_layers=2)
+    assert change(topology=own) == change(topology=shared)
+    assert change(topology=own) != change(topology=c.EncoderDecoder(num_encoder_layers=3))
 
 
 def test_layers_of_several_kinds_cost_what_each_does():
-    both = replace(
-        HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.attention))
-    )
-    alone = [replace(both, attention=both.layer(i).attention, num_layers=1) for i in range(3)]
+    both = replace(HYBRID, attention=(c.Decay(num_heads=2, head_dim=4), BASE.attention))
+    alone = [replace(both, attention=both.layers[i].attention, num_layers=1) for i in range(3)]
     flops = sum(costs.forward_flops(config, 7) for config in alone)
     assert costs.forward_flops(both, 7) == flops - 2 * costs.logit_flops(both, 7)
     assert costs.cache_bytes(both, 7) == sum(costs.cache_bytes(config, 7) for config in alone)
@@ -644,12 +647,7 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
     ),
     "dense before experts": changed(
         "mixtral-8x7b",
-        first_layers=(
-            c.Layer(
-                attention=zoo.get("llama-2-7b").attention, feed_forward=c.GLU(hidden_dim=11_008)
-            ),
-        )
-        * 2,
+        feed_forward=(c.GLU(hidden_dim=11_008),) * 2 + zoo.get("mixtral-8x7b").feed_forward * 32,
         num_layers=34,
     ),
     "latent, scaled": changed(
@@ -690,26 +688,17 @@ def test_tiny_keeps_every_choice(name):
     assert skeleton(tiny) == skeleton(config)
     assert tiny.dropout == config.dropout and tiny.initialisation == config.initialisation
     before, after = (  # of hybrids, the attention layers
-        ([kind for kind in x.attention_kinds if kind.has_scores] or x.attention_kinds)[-1]
-        for x in (config, tiny)
+        ([kind for kind in kinds if kind.has_scores] or kinds)[-1]
+        for kinds in ([layer.attention for layer in x.layers] for x in (config, tiny))
     )
     if not isinstance(before, c.Latent):
         shared = [getattr(x, "num_kv_heads", None) or x.num_key_heads for x in (before, after)]
         assert (before.num_heads == shared[0]) == (after.num_heads == shared[1])
         assert (shared[0] == 1) == (shared[1] == 1)
     assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
-    square = config.attention.heads_width == config.model_dim
-    assert square == (tiny.attention.heads_width == tiny.model_dim)
-    _, rest = config.count_repeats(config.num_layers)
-    _, tiny_rest = tiny.count_repeats(tiny.num_layers)
-    assert (rest == 0) == (tiny_rest == 0)
-    assert tiny.num_layers >= tiny.pattern_length
-    pairs = {
-        (config.layer(i).positions, config.layer(i).window) for i in range(config.pattern_length)
-    }
-    tiny_pairs = {
-        (tiny.layer(i).positions, tiny.layer(i).window) for i in range(tiny.pattern_length)
-    }
+    widths = [max(layer.attention.heads_width for layer in x.layers) for x in (config, tiny)]
+    assert (widths[0] == config.model_dim) == (widths[1] == tiny.model_dim)
+    pairs, tiny_pairs = ({(x.positions, x.window) for x in y.layers} for y in (config, tiny))
     assert {skeleton(pair) for pair in tiny_pairs} == {skeleton(pair) for pair in pairs}
     assert tiny.tiny() == tiny
 
@@ -733,7 +722,7 @@ def test_tiny_scales_follow_their_width():
 
 def test_tiny_windows_and_lengths_are_short_enough_to_matter():
     tiny = DESIGNS["late windows"].tiny()
-    assert tiny.attention.windows == (None, 6)
+    assert [layer.window for layer in tiny.layers] == [None, 6, 6]
     assert tiny.attention.positions[0].scaling.original_max_length == 16
     assert DESIGNS["opt-350m"].tiny().max_length == 64
     assert DESIGNS["alternating, spelled out"].tiny().attention.windows == (6, None)
@@ -748,7 +737,7 @@ def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
     assert stretched.with_rope_scaling(None) == mixed
     bare = replace(small, attention=replace(small.attention, positions=(c.Alibi(),)))
     topology = c.EncoderDecoder(num_encoder_layers=1, attention=small.attention)
-    encoder = replace(bare, topology=topology).with_rope_scaling(scaling).encoder_config
+    encoder = replace(bare, topology=topology).with_rope_scaling(scaling).encoder_layers[0]
     assert encoder.attention.positions == (replace(*small.attention.positions, scaling=scaling),)
     with pytest.raises(ValueError, match=r"a layer with Rope; got positions \(Alibi\(scale=1\.0\)"):
         bare.with_rope_scaling(scaling)
@@ -828,54 +817,39 @@ OTHERS = [
         ),
     ),
     latent(norm=c.LayerNorm(eps=0.1)),
-    change(
-        norm_placement=("pre", "res_post"),
-        first_layers=(
-            c.Layer(
-                attention=BASE.attention,
-                feed_forward=c.MLP(hidden_dim=3),
-                norm_placement="sandwich",
-            ),
-        ),
-    ),
+    change(unrolled=True, norm_placement=("sandwich", "pre", "res_post")),
     replace(
         BASE,
-        attention=c.Hybrid(
-            kinds=(
-                BASE.attention,
-                c.NoAttention(),
-                c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
-                c.LinearAttention(
-                    num_heads=4,
-                    num_key_heads=2,
-                    key_dim=3,
-                    value_dim=5,
-                    decay=c.StepDecay(over="feature", rank=2, min_step=0.1, max_step=0.5),
-                    delta_rule=False,
-                    beta="one",
-                    max_beta=2.0,
-                    unit_vectors=False,
-                    scale=0.3,
-                    skip=True,
-                    convolution_width=None,
-                    output=c.GatedNorm(
-                        norm=None,
-                        over="group",
-                        activation="sigmoid",
-                        placement="before_norm",
-                        rank=2,
-                    ),
-                    biases=("in",),
+        attention=(
+            BASE.attention,
+            c.NoAttention(),
+            c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
+            c.LinearAttention(
+                num_heads=4,
+                num_key_heads=2,
+                key_dim=3,
+                value_dim=5,
+                decay=c.StepDecay(over="feature", rank=2, min_step=0.1, max_step=0.5),
+                delta_rule=False,
+                beta="one",
+                max_beta=2.0,
+                unit_vectors=False,
+                scale=0.3,
+                skip=True,
+                convolution_width=None,
+                output=c.GatedNorm(
+                    norm=None, over="group", activation="sigmoid", placement="before_norm", rank=2
                 ),
-                c.LinearAttention(
-                    num_heads=4,
-                    num_key_heads=2,
-                    key_dim=3,
-                    value_dim=5,
-                    decay=c.SlopeDecay(scale=0.5),
-                    output=c.GatedNorm(over="all"),
-                ),
-            )
+                biases=("in",),
+            ),
+            c.LinearAttention(
+                num_heads=4,
+                num_key_heads=2,
+                key_dim=3,
+                value_dim=5,
+                decay=c.SlopeDecay(scale=0.5),
+                output=c.GatedNorm(over="all"),
+            ),
         ),
         residual=c.DeepNorm(alpha=1.5),
         head=c.LMHead(unit_rows=True),
@@ -893,9 +867,7 @@ OTHERS = [
     ),
     replace(
         BASE,
-        attention=c.Hybrid(
-            kinds=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2))
-        ),
+        attention=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2)),
         layer_embedding=c.LayerEmbedding(dim=3, activation="silu"),
     ),
     replace(
@@ -937,5 +909,6 @@ def test_every_field_of_every_kind_is_written_and_read():
     names |= {kind.__name__ for kind in CONFIG}
     for name in ("model_type", "max_position_embeddings"):  # which comparisons ignore
         names.remove(f"TransformerConfig.{name}")
+    names = {name for name in names if name.partition(".")[0] != "Layer"}  # what cycles become
     names.remove("TransformerConfig.residual")  # of a person's own: test_custom_residual.py
     assert not names - away_from_default(tuple(WRITTEN))

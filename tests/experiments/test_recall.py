@@ -109,11 +109,11 @@ def test_mixers_are_of_their_kinds_and_hybrids_end_in_attention():
     assert delta.model.attention.delta_rule and delta.model.attention.decay == c.StepDecay()
     assert mamba.model.attention.beta == "step" and not mamba.model.attention.delta_rule
     for hybrid, other in zip(hybrids, (delta, mamba), strict=True):
-        kinds = [hybrid.model.layer(i).attention for i in range(4)]
+        kinds = [hybrid.model.layers[i].attention for i in range(4)]
         assert kinds == [other.model.attention] * 3 + [run.model.attention]
     shallow = replace(run, model=replace(run.model, num_layers=2))
     *_, hybrid = make_variants("mixer", shallow)
-    assert hybrid.name == "Mamba 2, attention 1:1" and len(hybrid.model.attention.kinds) == 2
+    assert hybrid.name == "Mamba 2, attention 1:1" and len(hybrid.model.attention) == 2
     assert len(make_variants("mixer", replace(run, model=replace(run.model, num_layers=1)))) == 4
 
 

@@ -14,7 +14,6 @@ from jaxformer.config import (
     Decay,
     Encoder,
     EncoderDecoder,
-    Hybrid,
     Latent,
     LinearAttention,
     MultiHead,
@@ -39,11 +38,9 @@ ATTENTION = {
         num_heads=4, latent_dim=12, query_latent_dim=10, nope_dim=4, rope_dim=6, value_dim=5
     ),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles(learned=True)),
-    "hybrid": Hybrid(
-        kinds=(
-            LinearAttention(num_heads=4, num_key_heads=2, key_dim=3, value_dim=4),
-            MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(), Alibi(), None)),
-        )
+    "hybrid": (
+        LinearAttention(num_heads=4, num_key_heads=2, key_dim=3, value_dim=4),
+        MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(), Alibi(), None)),
     ),
 }
 IN_TURNS = (GLU(hidden_dim=11), MLP(hidden_dim=9))
@@ -63,14 +60,15 @@ def model(request, config):
     attention = ATTENTION[request.param]
     kinds = {"feed_forward": IN_TURNS} if request.param.startswith("windows") else {}
     config = replace(config, attention=attention, **kinds)
-    return replace(config, num_layers={1: 3, 2: 5, 3: 7, 6: 7}[config.pattern_length])
+    period = replace(config, num_layers=12).segments("decoder").period
+    return replace(config, num_layers={1: 3, 2: 5, 3: 7, 6: 7}[period])
 
 
 @pytest.mark.slow
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = random_params(model)
     longer, apart = unroll(model, params)
-    assert len(longer.first_layers) == model.num_layers
+    assert longer.layers == model.layers
     assert set(apart["decoder"]["first_layers"]) == {f"layer_{i}" for i in range(model.num_layers)}
     assert not {"layers", "tail"} & set(apart["decoder"])
     assert unroll(longer, apart) == (longer, apart)

@@ -15,7 +15,6 @@ from jaxformer.config import (
     Decay,
     Encoder,
     EncoderDecoder,
-    Hybrid,
     Latent,
     MultiHead,
     SharedKV,
@@ -39,11 +38,9 @@ KINDS = {
     "shared": SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
     "latent": Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles()),
-    "hybrid": Hybrid(
-        kinds=(
-            Decay(num_heads=4, head_dim=6),
-            MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, windows=(3, None)),
-        )
+    "hybrid": (
+        Decay(num_heads=4, head_dim=6),
+        MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, windows=(3, None)),
     ),
 }
 
@@ -270,7 +267,7 @@ def test_entropy_counts_the_tokens_that_are_seen():
 
 
 def layers_with_weights(config):
-    layers = (config.layer(i).attention for i in range(config.num_layers))
+    layers = (config.layers[i].attention for i in range(config.num_layers))
     return tuple(i for i, attention in enumerate(layers) if attention.has_weights)
 
 

@@ -14,7 +14,6 @@ from jaxformer.config import (
     Embedding,
     Encoder,
     EncoderDecoder,
-    Hybrid,
     Initialisation,
     Latent,
     LayerEmbedding,
@@ -34,7 +33,7 @@ from jaxformer.layers import RuntimeConfig
 from tests.inspect.test_patches import without_rows
 from tests.small_models import random_params
 from tests.test_custom_mixer import GatedMemory
-from tests.test_first_layers import MIXED, ONE_BRANCH
+from tests.test_layer_patterns import MIXED, ONE_BRANCH
 
 METRIC = inspect.logit_difference(3, np.array([4, 5]))
 
@@ -406,7 +405,7 @@ def test_heads_that_are_not_linear_do_not_compose(build):
     config, params, *_ = build(attention=SharedKV(num_heads=4, num_kv_heads=2, head_dim=6))
     assert np.isfinite(inspect.composition_scores(config, params).query).all()
     kinds = (Decay(num_heads=4, head_dim=6), LATENT, config.attention)
-    config, params, *_ = build(attention=Hybrid(kinds=kinds), num_layers=4)
+    config, params, *_ = build(attention=kinds, num_layers=4)
     mixed = inspect.composition_scores(config, params)
     assert mixed.heads[::4] == ("0.0", "2.0", "3.0")  # the last is a decay again
     assert np.isfinite(mixed.query[:4, 4:8]).all() and np.isnan(mixed.query[:8, 8:]).all()

@@ -19,7 +19,7 @@ from jaxformer.config import (
 from jaxformer.inspect import Add, At, Mean, Replace, Zero
 from jaxformer.inspect.patched_run import run_bound
 from tests.small_models import random_params
-from tests.test_first_layers import MIXED, ONE_BRANCH
+from tests.test_layer_patterns import MIXED, ONE_BRANCH
 
 LATENT = Latent(num_heads=4, latent_dim=9, nope_dim=6, rope_dim=4, value_dim=5)
 LINEAR = LinearAttention(num_heads=4, num_key_heads=2, key_dim=6, value_dim=5, decay=SlopeDecay())
@@ -93,16 +93,12 @@ def test_a_silent_head_has_no_rows_in_the_output_projection(model):
 def without_rows(config, params, layer, head):
     """Parameters whose output projection does not read a head of a layer."""
     stack = next(reversed(config.stacks))
-    first, period = len(config.first_layers), config.pattern_length
-    repeats, _ = config.count_repeats(config.num_layers)
-    repeat, number = divmod(layer - first, period)
-    name = "first_layers" if layer < first else "layers" if repeat < repeats else "tail"
-    block = f"layer_{layer if layer < first else number}"
-    rows = (repeat, head) if name == "layers" else (head,)
+    block, repeat = config.segments(stack).locate(layer)
+    rows = (*repeat, head)
 
     def changed(path, x):
         here = jax.tree_util.keystr(path, simple=True, separator="/")
-        return x.at[rows].set(0) if here == f"{stack}/{name}/{block}/attention/out/kernel" else x
+        return x.at[rows].set(0) if here == f"{stack}/{block}/attention/out/kernel" else x
 
     return jax.tree_util.tree_map_with_path(changed, params)
 

@@ -46,28 +46,25 @@ def feed_forward(**fields):
     )
 
 
-def router(**fields):
-    return lambda config: replace(
-        config,
-        feed_forward=tuple(
-            replace(layer, router=replace(layer.router, **fields)) for layer in config.feed_forward
-        ),
-    )
-
-
-def moe_somewhere(change):
+def moe_somewhere(**fields):
     """Change the layers that have experts."""
     return lambda config: replace(
         config,
         feed_forward=tuple(
-            change(layer) if layer.is_moe else layer for layer in config.feed_forward
+            replace(layer, **fields) if layer.is_moe else layer for layer in config.feed_forward
         ),
     )
 
 
-def router_somewhere(**fields):
+def router(**fields):
     """Change the router of the layers that have one."""
-    return moe_somewhere(lambda layer: replace(layer, router=replace(layer.router, **fields)))
+    return lambda config: replace(
+        config,
+        feed_forward=tuple(
+            replace(x, router=replace(x.router, **fields)) if x.is_moe else x
+            for x in config.feed_forward
+        ),
+    )
 
 
 def rope(**fields):
@@ -106,14 +103,27 @@ def shorter_table(config):
 def mixer(kind_of_mixer, **fields):
     """Change the layers of this attention kind."""
 
+    def changed(kind):
+        if isinstance(kind, c.HybridHeads):
+            return replace(kind, kinds=tuple(map(changed, kind.kinds)))
+        return replace(kind, **fields) if isinstance(kind, kind_of_mixer) else kind
+
     def change(config):
-        kinds = (
-            replace(kind, **fields) if isinstance(kind, kind_of_mixer) else kind
-            for kind in config.attention.kinds
-        )
-        return replace(config, attention=replace(config.attention, kinds=tuple(kinds)))
+        return replace(config, attention=tuple(changed(x.attention) for x in config.layers))
 
     return change
+
+
+def halved_slopes(config):
+    """Slopes of lightning attention, which differ from layer to layer."""
+    kinds = (layer.attention for layer in config.layers)
+    changed = (
+        replace(kind, decay=replace(kind.decay, scale=kind.decay.scale / 2))
+        if isinstance(kind, c.LinearAttention)
+        else kind
+        for kind in kinds
+    )
+    return replace(config, attention=tuple(changed))
 
 
 convolution = partial(mixer, c.ShortConvolution)
@@ -177,9 +187,7 @@ MUTATIONS = {
     "placement post": Mutation("opt_350m", model(norm_placement="pre"), TO_PRE),
     "placement pre": Mutation("gpt_neox_serial", model(norm_placement="post"), TO_POST),
     "placement sandwich": Mutation("gemma2", model(norm_placement="pre")),
-    "placement by layer": Mutation(
-        "olmo_hybrid", model(norm_placement=("pre", "pre", "pre", "pre", "res_post")), TO_PRE
-    ),
+    "placement by layer": Mutation("olmo_hybrid", model(norm_placement="pre"), TO_PRE),
     "weights above 1 of the delta rule": Mutation("olmo_hybrid", linear(max_beta=1.0)),
     "placement res_post": Mutation("olmo2", model(norm_placement="pre"), TO_PRE),
     "block serial": Mutation("bloom", model(block="parallel")),
@@ -233,7 +241,7 @@ MUTATIONS = {
     "gate of kimi's reads": Mutation(
         "kimi_linear", linear(output=c.GatedNorm(norm=c.RMSNorm(eps=1e-2), rank=8))
     ),
-    "slopes of decays": Mutation("minimax", linear(decay=c.SlopeDecay())),
+    "slopes of decays": Mutation("minimax", halved_slopes),
     "norm of all heads' reads": Mutation(
         "minimax", linear(output=c.GatedNorm(norm=None, activation="sigmoid"))
     ),
@@ -275,24 +283,21 @@ MUTATIONS = {
         "deepseek_v3_moe", router(groups=c.ExpertGroups(num_groups=3, top_k=2, score="max"))
     ),
     "biases of a shared expert": Mutation(
-        "ernie4_5_moe", feed_forward(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
+        "ernie4_5_moe", moe_somewhere(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
-    "capacity of experts": Mutation("switch_transformers", router_somewhere(capacity=9)),
+    "capacity of experts": Mutation("switch_transformers", router(capacity=9)),
     "sparse mixer": Mutation("phimoe", feed_forward(router=c.Router(renormalise=False))),
     "jitter of a sparse mixer": Mutation("phimoe", router(jitter=0.01)),
     "average with a shared expert": Mutation(
-        "cohere2_moe", feed_forward(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
+        "cohere2_moe", moe_somewhere(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
     "norm of a router": Mutation("gemma4_moe", router(norm=None)),
     "scales of experts": Mutation("gemma4_moe", router(expert_scale=False)),
     "norms of experts": Mutation("gemma4_moe", feed_forward(norm=c.RMSNorm(eps=0.5))),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "biases of the latent of experts": Mutation(
-        "nemotron_h_latent",
-        moe_somewhere(lambda layer: replace(layer, latent=c.ExpertLatent(latent_dim=9))),
+        "nemotron_h_latent", moe_somewhere(latent=c.ExpertLatent(latent_dim=9))
     ),
-    "bias of the choice in layers of experts": Mutation(
-        "nemotron_h", router_somewhere(selection_bias=False)
-    ),
+    "bias of the choice in layers of experts": Mutation("nemotron_h", router(selection_bias=False)),
     "renormalised": Mutation("mixtral", feed_forward(router=c.Router(renormalise=False))),
 }

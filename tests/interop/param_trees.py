@@ -5,7 +5,7 @@ import numpy as np
 
 def stack_layers(config, layers):
     """One tree per layer, as the leading axis and the tail that a stack's parameters have."""
-    repeats, rest = divmod(len(layers), config.pattern_length)
+    _, period, repeats, rest = config.segments(next(iter(config.stacks)))
 
     def joined(trees):
         if not isinstance(trees[0], dict):
@@ -14,11 +14,8 @@ def stack_layers(config, layers):
 
     out = {}
     if repeats:
-        whole = layers[: repeats * config.pattern_length]
-        out["layers"] = {
-            f"layer_{i}": joined(whole[i :: config.pattern_length])
-            for i in range(config.pattern_length)
-        }
+        whole = layers[: repeats * period]
+        out["layers"] = {f"layer_{i}": joined(whole[i::period]) for i in range(period)}
     if rest:
         out["tail"] = {f"layer_{i}": tree for i, tree in enumerate(layers[-rest:])}
     return out

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import ExpertGroups, RMSNorm, Rope, Router, SharedKV, Yarn
+from jaxformer.config import Decay, ExpertGroups, RMSNorm, Rope, Router, Yarn
 from jaxformer.interop import load_pretrained
 from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.families.llama_like import heads_of
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
@@ -107,12 +108,12 @@ def test_a_scale_that_no_field_says_is_not_written():
 
 def test_other_kinds_of_attention_are_written_by_no_family_of_latents():
     config = config_from_fields("llama", num_hidden_layers=1)
-    other = replace(config, attention=SharedKV(num_heads=6, head_dim=2), model_type=None)
-    message = "No family can represent .*: its attention is SharedKV, and none has"
+    other = replace(config, attention=Decay(num_heads=6, head_dim=2), model_type=None)
+    message = "No family can represent .*: its attention is Decay, and none has"
     with pytest.raises(ValueError, match=message):
         choose_family(other, {})
-    with pytest.raises(ValueError, match="This needs MultiHead attention; the model has SharedKV"):
-        _ = other.multi_head
+    with pytest.raises(ValueError, match="one MultiHead for all layers; the model has Decay"):
+        heads_of(other)
 
 
 EXPERTS = {"first_k_dense_replace": 1, "num_key_value_heads": None}
@@ -125,20 +126,20 @@ def test_experts_of_released_files():
     third |= {"moe_intermediate_size": 2048, "moe_layer_freq": 1, "routed_scaling_factor": 2.5}
     third |= {"norm_topk_prob": True, "ep_size": 1, "num_nextn_predict_layers": 1}
     config = config_from_fields("deepseek_v3", **EXPERTS, **third)
-    assert [x.feed_forward.is_moe for x in map(config.layer, range(4))] == [False, *[True] * 3]
-    (moe,) = config.feed_forward
+    assert [x.feed_forward.is_moe for x in config.layers[:4]] == [False, *[True] * 3]
+    moe = config.feed_forward[-1]
     groups = ExpertGroups(num_groups=8, top_k=4)
     assert moe.router == Router(score="sigmoid", selection_bias=True, groups=groups, scale=2.5)
     assert (moe.num_experts, moe.top_k, moe.shared.expert.hidden_dim) == (256, 8, 2048)
     second = {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6}
     second |= {"n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"}
     second |= {"moe_intermediate_size": 1536, "routed_scaling_factor": 16.0}
-    (moe,) = config_from_fields("deepseek_v2", **EXPERTS, **second).feed_forward
+    *_, moe = config_from_fields("deepseek_v2", **EXPERTS, **second).feed_forward
     groups = ExpertGroups(num_groups=8, top_k=3, score="max")
     assert moe.router == Router(groups=groups, renormalise=False, scale=16.0)
     assert moe.shared.expert.hidden_dim == 3072
     lite = second | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}
-    (moe,) = config_from_fields("deepseek_v2", **EXPERTS, **lite).feed_forward
+    *_, moe = config_from_fields("deepseek_v2", **EXPERTS, **lite).feed_forward
     assert moe.router.groups is None
 
 

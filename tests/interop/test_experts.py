@@ -35,7 +35,7 @@ LINEAR = {"type": "linear", "factor": 2.0, "short_mscale": 1.2, "long_mscale": 1
 
 def kinds(config):
     """Whether each layer has experts."""
-    return [isinstance(config.layer(i).feed_forward, c.MoE) for i in range(config.num_layers)]
+    return [isinstance(config.layers[i].feed_forward, c.MoE) for i in range(config.num_layers)]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_layers_with_experts_are_numbered(fields, expected):
 def test_shared_experts_are_one_as_wide_as_they_together():
     """Its biases are those of dense layers; experts have none."""
     config = config_from_fields("ernie4_5_moe", moe_intermediate_size=7, use_bias=True)
-    moe = config.layer(1).feed_forward
+    moe = config.layers[1].feed_forward
     assert moe.expert == c.GLU(hidden_dim=7)
     assert moe.shared.expert == c.GLU(hidden_dim=14, bias=True)
-    assert config.head.bias and config.layer(0).feed_forward.bias
+    assert config.head.bias and config.layers[0].feed_forward.bias
     without = config_from_fields("ernie4_5_moe", moe_num_shared_experts=0, use_bias=False)
-    assert without.layer(1).feed_forward.shared is None and not without.head.bias
+    assert without.layers[1].feed_forward.shared is None and not without.head.bias
     family, _ = choose_family(config, {}, "ernie4_5_moe")
     assert family.is_ignored("model.mtp_linear_proj.0.weight", config.num_layers, {})
     assert not family.is_ignored("model.layers.3.mlp.gate.weight", config.num_layers, {})
@@ -70,7 +70,7 @@ def test_shared_experts_are_one_as_wide_as_they_together():
 def test_released_glm_lite():
     """What GLM 4.7 Flash leaves to the defaults of transformers."""
     config = config_from_fields("glm4_moe_lite", **MHA, partial_rotary_factor=1.0)
-    attention, moe = config.attention, config.layer(1).feed_forward
+    attention, moe = config.attention, config.layers[1].feed_forward
     assert (attention.nope_dim, attention.rope_dim, attention.value_dim) == (192, 64, 256)
     assert (attention.latent_dim, attention.query_latent_dim) == (512, 768)
     assert (attention.norm.eps, config.norm.eps) == (1e-6, 1e-5)
@@ -84,20 +84,20 @@ def test_layers_of_command_a_plus():
     """Dense layers have their own windows, and if none has one, they rotate all the same."""
     fields = {"num_hidden_layers": 7, "first_k_dense_replace": 2, "sliding_window": 5}
     config = config_from_fields("cohere2_moe", **fields)
-    layers = [config.layer(i) for i in range(7)]
+    layers = [config.layers[i] for i in range(7)]
     assert [layer.window for layer in layers] == [None, None, 5, 5, 5, None, 5]
     assert [layer.rope is None for layer in layers] == [False] * 5 + [True, False]
-    assert config.pattern_length == 4 and kinds(config) == [False] * 2 + [True] * 5
+    assert kinds(config) == [False] * 2 + [True] * 5
     other = config_from_fields("cohere2_moe", **fields, prefix_dense_sliding_window_pattern=2)
-    layers = [other.layer(i) for i in range(7)]
+    layers = [other.layers[i] for i in range(7)]
     assert [layer.window for layer in layers] == [5, None, 5, 5, 5, None, 5]
     assert [layer.rope is None for layer in layers] == [False, True] + [False] * 3 + [True, False]
-    assert other.attention.head_dim == 128 and other.layer(2).feed_forward.shared is None
+    assert other.attention.head_dim == 128 and other.layers[2].feed_forward.shared is None
     types = ["dense"] * 2 + ["sparse"] * 5  # by which the windows do not go
     typed = config_from_fields(
         "cohere2_moe", num_hidden_layers=7, mlp_layer_types=types, sliding_window=5
     )
-    layers = [typed.layer(i) for i in range(7)]
+    layers = [typed.layers[i] for i in range(7)]
     assert [layer.window for layer in layers] == [5, 5, 5, None, 5, 5, 5]
     assert [layer.rope is None for layer in layers] == [i == 3 for i in range(7)]
     assert kinds(typed) == kinds(config)
@@ -111,7 +111,7 @@ def test_scores_of_command_a_plus():
         ("sigmoid", True, True),
     ):
         config = config_from_fields("cohere2_moe", expert_selection_fn=score, norm_topk_prob=flag)
-        router = config.layer(3).feed_forward.router
+        router = config.layers[3].feed_forward.router
         assert router == c.Router(score=score, renormalise=renormalise)
 
 
@@ -149,8 +149,7 @@ def test_released_phi_moe():
 )
 def test_layers_of_switch_with_experts(fields, expected):
     config = config_from_fields("switch_transformers", **SWITCH, **fields)
-    encoder, num_layers = config.stacks["encoder"]
-    branches = [encoder.layer(i).feed_forward for i in range(num_layers)]
+    branches = [layer.feed_forward for layer in config.encoder_layers]
     assert [i for i, branch in enumerate(branches) if isinstance(branch, c.MoE)] == expected
     family, values = choose_family(config, {}, "switch_transformers")
     assert build_config(family, values, where="") == config

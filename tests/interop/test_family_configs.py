@@ -185,12 +185,9 @@ def test_scales_of_latent_attention_are_written_at_test_size_too(name):
 
 def test_differences_of_layers_are_named_by_their_field():
     config = zoo.get("deepseek-v3").tiny()
-    first, *later_layers = config.first_layers
-    changed = replace(first, feed_forward=replace(first.feed_forward, hidden_dim=7))
-    other = replace(config, first_layers=(changed, *later_layers))
-    assert config_differences(config, other) == [
-        "first_layers[0].feed_forward.hidden_dim: 7 instead of 88"
-    ]
+    first, *later = config.feed_forward
+    other = replace(config, feed_forward=(replace(first, hidden_dim=7), *later))
+    assert config_differences(config, other) == ["feed_forward[0].hidden_dim: 7 instead of 88"]
 
 
 def test_a_released_file_of_lfm2():
@@ -209,7 +206,7 @@ def test_a_released_file_of_lfm2():
     }
     config = build_config(FAMILIES["lfm2"], fields, where="")
     assert config.feed_forward == (c.GLU(hidden_dim=8192),)
-    kinds = [type(kind) for kind in config.attention.kinds]
+    kinds = [type(layer.attention) for layer in config.layers]
     assert [i for i, kind in enumerate(kinds) if kind is c.MultiHead] == fields["full_attn_idxs"]
     assert costs.num_parameters(config) == 1_170_340_608  # as its page counts
     with pytest.raises(ValueError, match="expected full_attention or conv for each of 16 layers"):
@@ -223,10 +220,9 @@ def test_what_qwen_3_next_says():
     fields = {"vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 48}
     fields |= {"num_attention_heads": 16, "intermediate_size": 5632}
     config = config_from_fields("qwen3_next", **fields)
-    assert [type(kind) for kind in config.attention.kinds] == [c.LinearAttention] * 3 + [
-        c.MultiHead
-    ]
-    assert config.attention.kinds[3].positions == (c.Rope(fraction=0.25),)
+    kinds = [type(layer.attention) for layer in config.layers]
+    assert kinds == ([c.LinearAttention] * 3 + [c.MultiHead]) * 12
+    assert config.attention[3].positions == (c.Rope(fraction=0.25),)
     assert costs.num_parameters(config) == 79_674_391_296
     assert costs.num_active_parameters(config) == 3_874_929_408
     assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48, {})
@@ -261,7 +257,7 @@ def test_a_released_file_of_kimi_linear():
         **{"model_max_length": 1_048_576, "tie_word_embeddings": False},
     }
     config = config_from_fields("kimi_linear", **fields)
-    kinds = [type(config.layer(i).attention) for i in range(27)]
+    kinds = [type(config.layers[i].attention) for i in range(27)]
     assert [i + 1 for i, kind in enumerate(kinds) if kind is c.Latent] == full
     assert [isinstance(x, c.MoE) for x in config.feed_forward] == [False] + [True] * 26
     assert costs.num_parameters(config) == 49_122_681_728
@@ -298,7 +294,7 @@ def test_a_released_file_of_minimax():
     }
     config = config_from_fields("minimax", **fields, **factors)
     assert config.residual == c.DeepNorm(alpha=160**0.25)
-    first, *_, last = config.attention.kinds
+    first, *_, last = config.attention
     assert first.decay == c.SlopeDecay(scale=1.00001)
     assert last.positions == (c.Rope(base=1e7, fraction=0.5),)
     assert costs.num_parameters(config) == 456_089_655_296
@@ -391,7 +387,7 @@ def test_what_bamba_says():
     }
     fields = mamba | {"head_dim": 4, "attn_layer_indices": [1, 3]}
     config = config_from_fields("bamba", **fields)
-    kinds = config.attention.kinds
+    kinds = config.attention
     assert [type(kind) for kind in kinds] == [c.LinearAttention, c.MultiHead]
     assert (kinds[0].value_dim, kinds[0].num_key_heads, kinds[0].biases) == (8, 1, ())
     assert kinds[1].positions == (c.Rope(fraction=0.5),)
@@ -448,7 +444,7 @@ def test_what_falcon_h1_says():
 def test_what_olmo_hybrid_says():
     positions = {"rope_parameters": {"rope_theta": None}}
     config = config_from_fields("olmo_hybrid", linear_a_log_max=16.0, **positions)
-    *deltas, heads = config.attention.kinds
+    *deltas, heads = config.attention
     assert [type(kind) for kind in deltas] == [c.LinearAttention] * 3
     assert config.norm_placement == ("pre", "pre", "pre", "res_post")
     assert (deltas[0].num_heads, deltas[0].num_key_heads, deltas[0].max_beta) == (6, 6, 2.0)
@@ -458,8 +454,8 @@ def test_what_olmo_hybrid_says():
     plain = {"rope_parameters": {"rope_type": "default"}, "linear_allow_neg_eigval": False}
     other = config_from_fields("olmo_hybrid", attention_bias=True, num_hidden_layers=3, **plain)
     assert other.norm_placement == ("pre", "pre", "res_post")
-    assert other.attention.kinds[-1].positions == (c.Rope(),)
-    assert other.attention.kinds[0].max_beta == 1.0
+    assert other.attention[-1].positions == (c.Rope(),)
+    assert other.attention[0].max_beta == 1.0
     for model in (config, other):
         family, values = choose_family(model, {})
         assert family.model_type == "olmo_hybrid"
@@ -486,8 +482,8 @@ def test_what_granite_4_says():
     fields |= {"num_local_experts": 3, "shared_intermediate_size": 7, "head_dim": 4}
     fields |= {"attention_multiplier": 0.5, "position_embedding_type": "nope", "rope_theta": 1e4}
     config = config_from_fields("granitemoehybrid", **fields)
-    kinds = config.attention.kinds
-    assert [type(kind) for kind in kinds] == [c.LinearAttention, c.LinearAttention, c.MultiHead]
+    kinds, linear = config.attention, c.LinearAttention
+    assert [type(kind) for kind in kinds] == [linear, linear, c.MultiHead]
     assert (kinds[2].scale, kinds[2].positions) == (0.5, (None,))
     (moe,) = config.feed_forward
     assert (moe.shared.expert, moe.expert) == (c.GLU(hidden_dim=7), c.GLU(hidden_dim=10))
@@ -520,12 +516,12 @@ def test_what_nemotron_3_nano_says():
         **{"time_step_limit": [0.0, math.inf], "rope_theta": 10_000, "expand": 2},
     }
     config = build_config(FAMILIES["nemotron_h"], fields, where="")
-    assert [type(config.layer(i).attention) for i in (0, 1, 5, 51)] == [
+    assert [type(config.layers[i].attention) for i in (0, 1, 5, 51)] == [
         *(c.LinearAttention, c.NoAttention, c.MultiHead, c.NoAttention)
     ]
-    assert config.layer(0).attention.decay == c.StepDecay(min_step=0.001)
-    assert config.layer(5).feed_forward == c.NoFeedForward()
-    moe = config.layer(1).feed_forward
+    assert config.layers[0].attention.decay == c.StepDecay(min_step=0.001)
+    assert config.layers[5].feed_forward == c.NoFeedForward()
+    moe = config.layers[1].feed_forward
     assert moe.expert == c.MLP(hidden_dim=1856, activation="relu_squared")
     assert moe.shared.expert == c.MLP(hidden_dim=3712, activation="relu_squared")
     family, values = choose_family(config, {})
@@ -590,9 +586,9 @@ def test_what_released_files_say_beside_what_transformers_writes():
         norm_topk_prob=True,
     )
     experts = c.MoE(expert=c.GLU(hidden_dim=7), num_experts=6, top_k=2)
-    layers = [qwen.layer(i).feed_forward for i in range(4)]
+    layers = [qwen.layers[i].feed_forward for i in range(4)]
     assert layers == [c.GLU(hidden_dim=10), *[experts] * 3]
-    assert [layer.feed_forward for layer in qwen.first_layers] == layers[:1]
+    assert qwen.segments("decoder") == (1, 1, 3, 0)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,15 @@ def test_fields_and_defaults():
     rope = Rope(base=1e6, scaling=PRope(fraction=0.25))
     local = MultiHead(num_kv_heads=2, head_dim=6, windows=(512,), **common)
     full = SharedKV(num_kv_heads=1, head_dim=512, positions=(rope,), **common)
-    assert config.attention.kinds == (local,) * 5 + (full,)
-    assert config.feed_forward == (GLU(hidden_dim=10, activation="gelu_tanh"),)
+    assert [layer.attention for layer in config.layers] == ([local] * 5 + [full]) * 2
+    assert {layer.feed_forward for layer in config.layers} == {
+        GLU(hidden_dim=10, activation="gelu_tanh")
+    }
     assert (config.norm, config.norm_placement, config.layer_scalar) == (norm, "sandwich", True)
     fields = SHARED | {"attention_k_eq_v": False, "rms_norm_eps": 1e-5}
     apart = config_from_fields("gemma4_text", **fields)
     expected = MultiHead(num_kv_heads=2, head_dim=512, positions=(rope,), **common)
-    assert apart.layer(5).attention == expected
+    assert apart.layers[5].attention == expected
 
 
 def test_experts_beside_the_dense_network():
@@ -86,7 +88,7 @@ def test_heads_by_layer_are_those_of_released_fields():
 def test_the_last_layer_is_full_as_in_transformers():
     kinds = ["sliding_attention"] * 12
     config = config_from_fields("gemma4_text", layer_types=kinds, **SHARED)
-    assert [config.layer(i).window for i in range(12)] == [512] * 11 + [None]
+    assert [config.layers[i].window for i in range(12)] == [512] * 11 + [None]
 
 
 def test_a_model_without_layers():
@@ -102,13 +104,13 @@ def test_the_last_layers_read_keys_of_earlier_ones():
     fields = EDGE | {"vocab_size_per_layer_input": 13, "attention_bias": True}
     config = config_from_fields("gemma4_text", **fields, use_double_wide_mlp=True)
     assert config.layer_embedding == LayerEmbedding(dim=5)
-    layers = [config.layer(i) for i in range(12)]
+    layers = [config.layers[i] for i in range(12)]
     assert [layer.attention.cross_layer_kv for layer in layers] == [False] * 6 + [True] * 6
     assert [layer.feed_forward.hidden_dim for layer in layers] == [10] * 6 + [20] * 6
     assert [layer.window for layer in layers] == ([512] * 5 + [None]) * 2
     assert layers[5].attention.biases == ("query", "key", "value", "out")
     assert layers[11].attention.biases == ("query", "out")
-    assert (config.pattern_length, config.count_repeats(12)) == (6, (1, 0))
+    assert config.segments("decoder") == (6, 6, 1, 0)
 
 
 EDGE_PROBLEMS = {
@@ -129,7 +131,7 @@ def test_layers_without_a_source_are_refused(fields, message):
 def test_full_layers_without_an_entry_have_the_common_heads():
     """transformers writes entries of what differs only, and so an empty object if nothing does."""
     config = config_from_fields("gemma4_text", **PLAIN, head_dim=8, per_layer_config={})
-    assert {config.layer(i).attention.head_dim for i in range(12)} == {8}
+    assert {config.layers[i].attention.head_dim for i in range(12)} == {8}
 
 
 def test_a_model_without_windows_is_written_with_one():

@@ -69,8 +69,8 @@ def test_stacks_may_differ(kind):
     """As the translators of WMT 2019, whose encoders are wider."""
     config = read(kind, encoder_ffn_dim=40, encoder_attention_heads=2)
     assert config.feed_forward[0].hidden_dim == 20 and config.attention.num_heads == 3
-    encoder = config.encoder_config
-    assert encoder.feed_forward[0].hidden_dim == 40
+    encoder = config.encoder_layers[0]
+    assert encoder.feed_forward.hidden_dim == 40
     assert (encoder.attention.num_heads, encoder.attention.head_dim) == (2, 6)
     family, values = choose_family(config, {})
     assert build_config(family, values, where="") == config

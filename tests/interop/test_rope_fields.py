@@ -174,7 +174,7 @@ def test_ropes_of_layers_follow_their_kind_in_any_order(kind, order):
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     )
-    layers = [config.layer(i) for i in range(len(order))]
+    layers = [config.layers[i] for i in range(len(order))]
     bases = {"F": 1e6, "S": 1e4}
     assert [layer.positions.base for layer in layers] == [bases[x] for x in order]
     assert [layer.window is not None for layer in layers] == [x == "S" for x in order]

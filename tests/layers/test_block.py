@@ -25,10 +25,11 @@ def parts(config, normal, randomise):
     def make(**changes):
         cfg = config(**changes)
         x, g = normal(2, 5, 14), guide(5)
-        block = Block(cfg, cfg.layer(0), MODE)
+        block = Block(cfg, cfg.layers[0], MODE)
         params = randomise(block, x, g)
-        attention = MultiHeadAttention(cfg, *cfg.layer(0)[:2], MODE)
-        feed_forward = FeedForward(cfg, cfg.layer(0).feed_forward, MODE)
+        layer = cfg.layers[0]
+        attention = MultiHeadAttention(cfg, layer.attention, layer.positions, MODE)
+        feed_forward = FeedForward(cfg, cfg.layers[0].feed_forward, MODE)
 
         def norm(name, y):
             return F.rms_norm(y, params[name]["scale"])
@@ -100,12 +101,13 @@ def test_res_post_placement(parts):
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
 def test_each_layer_has_its_own_placement(block, config, normal, randomise):
     places = "pre", "post", "sandwich", "res_post"
-    by_layer, x, g = config(block=block, norm_placement=places), normal(2, 5, 14), guide(5)
+    by_layer = config(block=block, norm_placement=places, num_layers=4)
+    x, g = normal(2, 5, 14), guide(5)
     for i, place in enumerate(places):
         alone = config(block=block, norm_placement=place)
-        params = randomise(Block(alone, alone.layer(0), MODE), x, g)
-        expected, _ = jax.jit(Block(alone, alone.layer(0), MODE).apply)({"params": params}, x, g)
-        y, _ = jax.jit(Block(by_layer, by_layer.layer(i), MODE).apply)({"params": params}, x, g)
+        params = randomise(Block(alone, alone.layers[0], MODE), x, g)
+        expected, _ = jax.jit(Block(alone, alone.layers[0], MODE).apply)({"params": params}, x, g)
+        y, _ = jax.jit(Block(by_layer, by_layer.layers[i], MODE).apply)({"params": params}, x, g)
         np.testing.assert_array_equal(y, expected)
 
 
@@ -126,14 +128,14 @@ def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
     """x + m * branch(x): as if m were in the norm after the branch, or in its last projection."""
     plain, x, g = config(block=block, norm_placement=placement), normal(2, 5, 14), guide(5)
     scaled = replace(plain, residual_multiplier=0.3)
-    params = randomise(Block(plain, plain.layer(0), MODE), x, g)
+    params = randomise(Block(plain, plain.layers[0], MODE), x, g)
     last = ("post_",) if placement in ("sandwich", "res_post") else ("out", "down")
 
     def multiply(path, leaf):
         return 0.3 * leaf if any(key.key.startswith(last) for key in path) else leaf
 
     def run(cfg, params):
-        return jax.jit(Block(cfg, cfg.layer(0), MODE).apply)({"params": params}, x, g)[0]
+        return jax.jit(Block(cfg, cfg.layers[0], MODE).apply)({"params": params}, x, g)[0]
 
     expected = run(plain, jax.tree_util.tree_map_with_path(multiply, params))
     np.testing.assert_allclose(run(scaled, params), expected, atol=1e-5)
@@ -144,14 +146,14 @@ def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
 def test_a_scalar_multiplies_what_leaves_a_layer(block, config, normal, randomise):
     plain, x, g = config(block=block), normal(2, 5, 14), guide(5)
     scaled = replace(plain, layer_scalar=True)
-    params = randomise(Block(plain, plain.layer(0), MODE), x, g)
+    params = randomise(Block(plain, plain.layers[0], MODE), x, g)
     known = params | {"layer_scalar": jnp.float32([0.3])}
     outputs = [
-        jax.jit(Block(cfg, cfg.layer(0), MODE).apply)({"params": p}, x, g)[0]
+        jax.jit(Block(cfg, cfg.layers[0], MODE).apply)({"params": p}, x, g)[0]
         for cfg, p in ((plain, params), (scaled, known))
     ]
     np.testing.assert_allclose(outputs[1], 0.3 * outputs[0], rtol=1e-6)
-    fresh = Block(scaled, scaled.layer(0), MODE).init(jax.random.key(0), x, g)
+    fresh = Block(scaled, scaled.layers[0], MODE).init(jax.random.key(0), x, g)
     assert fresh["params"]["layer_scalar"] == 1
 
 
@@ -169,7 +171,7 @@ def test_experts_with_norms_of_their_own_read_the_stream(config, normal, randomi
         norm=rms,
     )
     cfg = config(norm=rms, norm_placement="sandwich", feed_forward=(moe,))
-    layer = cfg.layer(0)._replace(attention=NoAttention())
+    layer = replace(cfg.layers[0], attention=NoAttention())
     block, x = Block(cfg, layer, MODE), normal(2, 5, 14)
     params = randomise(block, x, guide(5))
     actual = jax.jit(block.apply)({"params": params}, x, guide(5))[0]
@@ -213,7 +215,7 @@ def test_parallel_shared_placements(parts):
 def test_a_block_that_adds_nothing_is_the_identity(config, normal, randomise):
     """inventory row 86: y = x + F(x)."""
     cfg, x = config(), normal(2, 5, 14)
-    block = Block(cfg, cfg.layer(0), MODE)
+    block = Block(cfg, cfg.layers[0], MODE)
     params = randomise(block, x, guide(5))
     for branch, kernel in (("attention", "out"), ("feed_forward", "down")):
         params[branch][kernel]["kernel"] = jnp.zeros_like(params[branch][kernel]["kernel"])

@@ -19,7 +19,6 @@ from jaxformer.config import (
     ExpertLatent,
     Fire,
     GatedNorm,
-    Hybrid,
     HybridHeads,
     Latent,
     LayerEmbedding,
@@ -193,18 +192,16 @@ KINDS = {
         output=GatedNorm(activation="sigmoid", rank=2),
     ),
     "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
-    "hybrid": Hybrid(
-        kinds=(
-            ShortConvolution(num_heads=2, head_dim=3),
-            MultiHead(
-                num_heads=4,
-                num_kv_heads=2,
-                head_dim=6,
-                positions=(T5, Rope(), Rope(), Alibi()),
-                windows=(WINDOW, None),
-                output_gate=OutputGate(),
-            ),
-        )
+    "hybrid": (
+        ShortConvolution(num_heads=2, head_dim=3),
+        MultiHead(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=6,
+            positions=(T5, Rope(), Rope(), Alibi()),
+            windows=(WINDOW, None),
+            output_gate=OutputGate(),
+        ),
     ),
     "hybrid heads": HybridHeads(
         kinds=(
@@ -219,19 +216,15 @@ KINDS = {
             ShortConvolution(num_heads=2, head_dim=3),
         )
     ),
-    "hybrid of three": Hybrid(
-        kinds=(
-            SharedKV(
-                num_heads=2,
-                head_dim=6,
-                positions=(Rope(scaling=PRope(fraction=0.4)),),
-                value_norm=RMSNorm(parameters="none"),
-            ),
-            MultiHead(num_heads=4, num_kv_heads=4, head_dim=6, positions=(Alibi(),)),
-            Latent(
-                num_heads=2, latent_dim=5, nope_dim=2, rope_dim=4, value_dim=3, windows=(WINDOW,)
-            ),
-        )
+    "hybrid of three": (
+        SharedKV(
+            num_heads=2,
+            head_dim=6,
+            positions=(Rope(scaling=PRope(fraction=0.4)),),
+            value_norm=RMSNorm(parameters="none"),
+        ),
+        MultiHead(num_heads=4, num_kv_heads=4, head_dim=6, positions=(Alibi(),)),
+        Latent(num_heads=2, latent_dim=5, nope_dim=2, rope_dim=4, value_dim=3, windows=(WINDOW,)),
     ),
 }
 
@@ -275,7 +268,7 @@ CONFIGS["norms by layer"] = replace(
     BASE,
     norm_placement=("pre", "res_post", "sandwich"),
     feed_forward=(GLU(hidden_dim=11), NORMED),
-    attention=Hybrid(kinds=(KINDS["gated delta"], BASE.attention)),
+    attention=(KINDS["gated delta"], BASE.attention),
     num_layers=7,
 )
 CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}

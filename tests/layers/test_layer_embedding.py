@@ -48,13 +48,10 @@ def test_the_stream_is_the_sum_of_all_branches():
 @pytest.mark.parametrize("scan", [True, False])
 def test_embeddings_reach_their_layer(scan):
     """A pattern of two over seven layers, two of them first: in each group a layer has its own."""
-    layer = CONFIG.layer(0).to_layer()
-    config = replace(
-        CONFIG,
-        num_layers=7,
-        first_layers=(layer, layer),
-        feed_forward=(*CONFIG.feed_forward, NoFeedForward()),
-    )
+    (feed_forward,) = CONFIG.feed_forward
+    first, pattern = (feed_forward,) * 2, (NoFeedForward(), feed_forward)
+    config = replace(CONFIG, num_layers=7, feed_forward=first + pattern * 2 + pattern[:1])
+    assert config.segments("decoder") == (1, 2, 3, 0)
     params = random_params(config)
     run = jitted_forward(config, scan=scan)
     table = np.array(params["layer_embedding"]["tokens"]["embedding"])

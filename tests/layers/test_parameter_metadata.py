@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxformer import Transformer, generate, inspect, save_pretrained
-from jaxformer.config import MLP
+from jaxformer.config import GLU, MLP
 from jaxformer.generation import Beam, decode_step, log_likelihoods, prefill, stream, unroll
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.parallel import MeshConfig, make_mesh
@@ -68,9 +68,9 @@ def test_what_is_left_over_is_named_and_of_much_a_part():
         ValueError, match=f"^1 parameter .*: {GATE} is not a parameter of the model.$"
     ):
         check_parameters(PLAIN, random_params(BASE))
-    deep = replace(BASE, feed_forward=BASE.feed_forward * 3)
+    deep = replace(BASE, feed_forward=(*BASE.feed_forward * 2, MLP(hidden_dim=7)))
     with pytest.raises(
-        ValueError, match=r"^27 parameters do not fit .* of the model; and 19 more\.$"
+        ValueError, match=r"^26 parameters do not fit .* of the model; and 18 more\.$"
     ):
         check_parameters(BASE, random_params(deep))
     for params in ({}, {"params": random_params(BASE)}):
@@ -108,11 +108,11 @@ def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
             r"have 5 layers \(0 first .* pattern of 1\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
         (
-            {"feed_forward": BASE.feed_forward * 2},
+            {"feed_forward": (*BASE.feed_forward, GLU(hidden_dim=7, activation="gelu"))},
             r"have 3 layers \(0 first .* pattern of 2\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
         (
-            {"feed_forward": BASE.feed_forward * 4},
+            {"norm_placement": ("pre", "post", "sandwich")},
             r"have 3 layers \(0 first .* pattern of 3\), but .* 3 \(0 first layers, pattern of 1\)",
         ),
     ],

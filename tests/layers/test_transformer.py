@@ -477,7 +477,7 @@ def test_a_forward_pass_traces_each_layer_once(config, build, tokens):
 
     with nn.intercept_methods(note):
         jax.eval_shape(Transformer(cfg).apply, {"params": params}, tokens)
-    assert len(calls) == cfg.pattern_length
+    assert len(calls) == cfg.segments("decoder").period
 
 
 def test_a_parameter_of_another_shape_is_named(config, build, tokens):

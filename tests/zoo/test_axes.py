@@ -154,11 +154,9 @@ def test_options_that_no_preset_has():
     llama = zoo.get("llama-2-7b")
     fire = replace(llama, attention=replace(llama.attention, positions=(c.Fire(),)))
     assert zoo.AXES["position"](fire) == "FIRE"
-    windowed = c.Hybrid(
-        kinds=(
-            c.ShortConvolution(num_heads=32, head_dim=128),
-            replace(llama.attention, windows=(8,)),
-        )
+    windowed = (
+        c.ShortConvolution(num_heads=32, head_dim=128),
+        replace(llama.attention, windows=(8,)),
     )
     assert zoo.AXES["window"](replace(llama, attention=windowed)) == "in every layer"
     shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)

@@ -230,7 +230,9 @@ def test_published_parameter_counts(name):
         assert total / 1e9 == pytest.approx(published, rel=0, abs=within)
     elif name in WITH_SECOND_TOKEN:
         D, V = config.model_dim, config.vocab_size
-        layer = costs.num_parameters(replace(config, num_layers=config.num_layers + 1)) - total
+        longer = (*config.feed_forward, config.layers[-1].feed_forward)
+        deeper = replace(config, num_layers=config.num_layers + 1, feed_forward=longer)
+        layer = costs.num_parameters(deeper) - total
         second_token = (
             layer + 2 * D * D + 3 * D + 2 * D * V
         )  # a product of two vectors, three norms
@@ -287,17 +289,17 @@ def test_what_only_some_models_have():
     gemma = zoo.get("gemma-2-27b")
     assert gemma.attention.scale == pytest.approx(144**-0.5)
     assert gemma.attention.logit_softcap == 50 and gemma.head.softcap == 30
-    assert [gemma.layer(i).window for i in (0, 1, 45)] == [4096, None, None]
+    assert [gemma.layers[i].window for i in (0, 1, 45)] == [4096, None, None]
     gemma = zoo.get("gemma-3-27b")
-    assert [gemma.layer(i).window for i in (0, 4, 5, 11, 61)] == [1024, 1024, None, None, 1024]
-    assert gemma.layer(5).positions == c.Rope(base=1e6, scaling=c.LinearScaling(factor=8.0))
+    assert [gemma.layers[i].window for i in (0, 4, 5, 11, 61)] == [1024, 1024, None, None, 1024]
+    assert gemma.layers[5].positions == c.Rope(base=1e6, scaling=c.LinearScaling(factor=8.0))
     gemma = zoo.get("gemma-4-31b")
-    kinds = [gemma.layer(i).attention for i in range(60)]
+    kinds = [gemma.layers[i].attention for i in range(60)]
     assert [i for i in range(60) if isinstance(kinds[i], c.SharedKV)] == [*range(5, 60, 6)]
-    assert gemma.layer(5).rope == c.Rope(base=1e6, scaling=c.PRope(fraction=0.25))
+    assert gemma.layers[5].rope == c.Rope(base=1e6, scaling=c.PRope(fraction=0.25))
     command = zoo.get("command-a")
-    assert [command.layer(i).positions is None for i in range(5)] == [0, 0, 0, 1, 0]
-    assert [command.layer(i).window for i in range(5)] == [4096, 4096, 4096, None, 4096]
+    assert [command.layers[i].positions is None for i in range(5)] == [0, 0, 0, 1, 0]
+    assert [command.layers[i].window for i in range(5)] == [4096, 4096, 4096, None, 4096]
     assert len(zoo.get("phi-3-small").head.masked_ids) == 91
     assert zoo.get("t5-11b").head.multiplier == 1 / 32
     assert zoo.get("palm-540b").head.multiplier == pytest.approx(18_432**-0.5)
@@ -306,13 +308,13 @@ def test_what_only_some_models_have():
     )
     rotated = {n: zoo.get(n).attention for n in ("gpt-j-6b", "gpt-neox-20b", "nemotron-4-340b")}
     olmo, exaone = zoo.get("olmo-3-7b"), zoo.get("exaone-4-32b")
-    assert [olmo.layer(i).window for i in range(5)] == [4096, 4096, 4096, None, 4096]
-    assert [olmo.layer(i).rope.scaling is None for i in range(5)] == [1, 1, 1, 0, 1]
-    assert [exaone.layer(i).rope is None for i in range(5)] == [0, 0, 0, 1, 0]
+    assert [olmo.layers[i].window for i in range(5)] == [4096, 4096, 4096, None, 4096]
+    assert [olmo.layers[i].rope.scaling is None for i in range(5)] == [1, 1, 1, 0, 1]
+    assert [exaone.layers[i].rope is None for i in range(5)] == [0, 0, 0, 1, 0]
     assert zoo.get("baichuan-2-13b").attention.positions == (c.Alibi(),)
     assert zoo.get("marin-8b") == zoo.get("llama-3.1-8b")
     deepseek = zoo.get("deepseek-v3")
-    assert [deepseek.layer(i).feed_forward.is_moe for i in range(5)] == [0, 0, 0, 1, 1]
+    assert [deepseek.layers[i].feed_forward.is_moe for i in range(5)] == [0, 0, 0, 1, 1]
     assert {n: a.positions[0].rotary_dim(a.head_dim) for n, a in rotated.items()} == {
         "gpt-j-6b": 64,
         "gpt-neox-20b": 24,

@@ -19,7 +19,7 @@ def run(monkeypatch, capsys, *arguments):
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_options_are_code_that_rebuilds_the_model(name):
-    text = printing.to_python_source(zoo.get(name))
+    text = c.python_source(zoo.get(name), defaults=False, width=80)
     assert c.from_python(text, KINDS) == zoo.get(name)
     assert max(map(len, text.splitlines())) <= 100
 

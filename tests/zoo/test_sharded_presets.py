@@ -49,7 +49,8 @@ def gradient(config, *, moved=False, **sizes):
 @pytest.mark.parametrize("name", [*reversed(DESIGNS.values())])
 def test_every_design_spreads(name):
     config = EVERY[name]
-    choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    choices = [layer.feed_forward for layer in config.layers]
+    attentions = [layer.attention for layer in config.layers]
     mixtures = [choice for choice in choices if isinstance(choice, MoE)]
     needs_rows = any(moe.router.capacity is not None for moe in mixtures)
     second, third = "data" if needs_rows else "context", "expert" if mixtures else "fsdp"
@@ -60,7 +61,7 @@ def test_every_design_spreads(name):
     largest = max(float(np.abs(x).max()) for x in leaves)
     assert largest > 0.01
     bound = 1e-5 * largest
-    if any(isinstance(kind, LinearAttention) for kind in config.attention_kinds):
+    if any(isinstance(kind, LinearAttention) for kind in attentions):
         # Gradients of unit vectors grow with what was short before: rounding is seen in them.
         _, other = gradient(config, moved=True, data=1)
         changes = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), other, true_gradients)

@@ -101,7 +101,7 @@ def test_as_listed_has_the_listed_cells(row):
     assert (config.norm_placement == "post") == (row.listed.pre_norm is False)
     assert config.final_norm == (config.norm_placement != "post")
     caps = (50.0, 30.0) if "Logit soft capping" in tricks else (None, None)
-    assert (config.attention_kinds[-1].logit_softcap, config.head.softcap) == caps
+    assert (config.layers[-1].attention.logit_softcap, config.head.softcap) == caps
 
 
 def test_windows_are_a_position_of_2026_only():
@@ -110,18 +110,18 @@ def test_windows_are_a_position_of_2026_only():
         assert cells_from_config(zoo.get(name)).position == "RoPE"
         assert cells_from_config(zoo.get(name), edition=2026).position == "Hybrid (SWA+Full)"
     listed = ROWS[44].as_listed()
-    assert [listed.layer(i).window for i in range(4)] == [16, 16, 16, None]
+    assert [listed.layers[i].window for i in range(4)] == [16, 16, 16, None]
 
 
 def test_a_hybrid_with_short_convolutions():
     """What is said of its attention is said of the layers that have some."""
     listed = ROWS[42].as_listed()
-    kinds = [type(listed.layer(i).attention) for i in range(listed.num_layers)]
+    kinds = [type(listed.layers[i].attention) for i in range(listed.num_layers)]
     assert kinds == [c.ShortConvolution, c.MultiHead]
     released = ROWS[42].released
     assert (released.position, released.tricks) == ("Hybrid (Conv+Full)", ("QK-norm",))
-    capped = replace(listed.attention_kinds[1], qk_norm=None, logit_softcap=30.0)
-    capped = replace(listed, attention=c.Hybrid(kinds=(listed.attention_kinds[0], capped)))
+    capped = replace(listed.attention[1], qk_norm=None, logit_softcap=30.0)
+    capped = replace(listed, attention=(listed.attention[0], capped))
     assert cells_from_config(capped).tricks == ("Logit soft capping",)
 
 

@@ -46,7 +46,8 @@ DESIGNS = firsts(design)
 
 def prepare(config):
     """One whole pattern of layers, since more only take longer; its parameters and its source."""
-    config = replace(config, num_layers=len(config.first_layers) + config.pattern_length)
+    first, period, *_ = config.segments(next(iter(config.stacks)))
+    config = replace(config, num_layers=first + period)
     reads = isinstance(config.topology, c.EncoderDecoder)
     source = {"source": SOURCE} if reads else {}
     return config, random_params(config), source
@@ -87,7 +88,7 @@ def continue_text(config):
 
 def attending(config):
     """What generation depends on beside the forward pass: its kinds of positions."""
-    positions = frozenset(map(type, config.attention.positions))
+    positions = frozenset(type(layer.positions) for layer in config.layers)
     return type(config.topology), type(config.embedding.positions), positions
 
 

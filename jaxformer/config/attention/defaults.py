@@ -1,13 +1,9 @@
 """`AttentionDefaults` and `RecurrentDefaults`: what attention kinds have in common."""
 
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
-from jaxformer.config.positions import Positions, Window
-
-Kind = TypeVar("Kind", bound="AttentionDefaults")
 
 
 class AttentionDefaults:
@@ -52,10 +48,6 @@ class AttentionDefaults:
         """Attention kinds whose outputs the layer sums: itself, except for `HybridHeads`."""
         return (self,)
 
-    def at_layer(self: Kind, positions: Positions | None, window: Window) -> Kind:
-        """The option with the positions and the window of one layer only."""
-        return replace(self, positions=(positions,), windows=(window,))  # type: ignore[type-var]
-
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""
         return None
@@ -76,10 +68,6 @@ class RecurrentDefaults(AttentionDefaults):
     rope_head_dim = 0
     positions: Any = (None,)
     windows: Any = (1,)
-
-    def at_layer(self: Kind, positions: Positions | None, window: Window) -> Kind:
-        """The same option, which has neither."""
-        return self
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer for `length` tokens, including its projections."""

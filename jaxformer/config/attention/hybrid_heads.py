@@ -14,7 +14,7 @@ from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.shared_kv import SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution
-from jaxformer.config.positions import Positions, Window
+from jaxformer.config.positions import Positions
 
 HeadKind = MultiHead | SharedKV | Latent | Decay | LinearAttention | ShortConvolution | Mixer
 
@@ -92,11 +92,6 @@ class HybridHeads(AttentionDefaults):
     def heads_width(self) -> int:
         """Largest total width of a kind's heads."""
         return max(kind.heads_width for kind in self.kinds)
-
-    def at_layer(self, positions: Positions | None, window: Window) -> "HybridHeads":
-        """The option with the positions and the window of one layer only."""
-        kinds = tuple(kind.at_layer(positions, window) for kind in self.kinds)
-        return replace(self, kinds=kinds)
 
     def attention_flops(
         self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int

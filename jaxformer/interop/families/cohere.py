@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like_experts import (
@@ -99,7 +98,7 @@ class CohereMoE:
             return None
         moe, dense_layers = branches
         width = moe.expert.hidden_dim
-        dense: Any = config.layer(dense_layers[0]).feed_forward if dense_layers else moe.expert
+        dense: Any = config.layers[dense_layers[0]].feed_forward if dense_layers else moe.expert
         shared = moe.shared or c.SharedExpert(expert=moe.expert, combination="average")
         kinds = ["dense" if i in dense_layers else "sparse" for i in range(config.num_layers)]
         return {
@@ -140,39 +139,19 @@ class Cohere2MoE(Cohere2):
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
         config, eps = super().read(reader), reader.optional_number("rms_norm_eps")
-        config = config if eps is None else replace(config, norm=c.RMSNorm(eps=eps))
-        dense = count_dense_layers(reader, 0)
-        return _with_first_layers(config, dense if dense < config.num_layers else 0)
+        return config if eps is None else replace(config, norm=c.RMSNorm(eps=eps))
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
         fields, branches = super().write(config), layer_branches(config)
         if fields is None or branches is None:
             return None
-        rotated = any(
-            layer.rope is not None and layer.window is None
-            for layer in map(config.layer, branches[1])
-        )
+        dense = (config.layers[i] for i in branches[1])
+        rotated = any(layer.rope is not None and layer.window is None for layer in dense)
         return fields | {
             "rms_norm_eps": config.norm.eps if isinstance(config.norm, c.RMSNorm) else None,
             "prefix_dense_sliding_window_pattern": 1 if rotated else 2,
         }
-
-
-def _with_first_layers(config: c.TransformerConfig, count: int) -> c.TransformerConfig:
-    """The same model, whose first layers are none of the cycles."""
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    rest = layers[count:]
-    return replace(
-        config,
-        first_layers=tuple(layer.to_layer() for layer in layers[:count]),
-        attention=replace(
-            config.multi_head,
-            positions=shortest_cycle(tuple(layer.positions for layer in rest)),
-            windows=shortest_cycle(tuple(layer.window for layer in rest)),
-        ),
-        feed_forward=shortest_cycle(tuple(layer.feed_forward for layer in rest)),
-    )
 
 
 COHERE: dict[str, Any] = dict(

@@ -18,7 +18,6 @@ from jaxformer.interop.families.llama_like_experts import (
     DeepSeekV2MoE,
     deepseek_experts,
     has_feed_forward_biases,
-    with_branches,
 )
 from jaxformer.interop.families.option_fields import (
     POSITIVE_INTEGER,
@@ -49,7 +48,7 @@ LITE = DeepSeekMoE(
 
 
 def _has_direct_query(config: c.TransformerConfig) -> bool:
-    kinds = (x for x in config.attention_kinds if isinstance(x, c.Latent))
+    kinds = (x.attention for x in config.layers if isinstance(x.attention, c.Latent))
     return any(x.query_latent_dim is None for x in kinds)
 
 
@@ -134,7 +133,7 @@ class DeepSeekLike:
             self.read,
             self.write,
             MAPPING,
-            attention_type=c.Latent,
+            attention_types=(c.Latent,),
             predicts_further_tokens=self.predicts_further_tokens,
         )
 
@@ -145,14 +144,13 @@ class DeepSeekLike:
         pairing = "neighbours" if neighbours else "halves"
         rope = RopeFields(pairing=pairing, max_length=self.max_length).read_rope(reader)
         branches = self.moe.read(reader, bias=bias)
-        config = c.TransformerConfig(
+        return c.TransformerConfig(
             **p.read_sizes(reader),
             attention=_read_attention(reader, rope, self.latent),
-            feed_forward=branches[-1:],
+            feed_forward=branches,
             norm=c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps)),
             head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
         )
-        return with_branches(config, branches)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
@@ -200,7 +198,7 @@ def read_latent(reader: ConfigReader, fields: Fields) -> c.Latent:
 
 def write_latent_decoder(config: c.TransformerConfig, latent: c.Latent) -> dict[str, Any]:
     """Sizes, norm and activation of a decoder, and sizes and biases of its latent attention."""
-    branch: Any = config.layer(0).feed_forward
+    branch: Any = config.layers[0].feed_forward
     branch = branch.expert if isinstance(branch, c.MoE) else branch
     return {
         "vocab_size": config.vocab_size,

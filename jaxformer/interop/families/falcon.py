@@ -8,6 +8,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.gpt_neox import block_rules, two_norms
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.option_fields import (
@@ -116,7 +117,7 @@ def _block(reader: ConfigReader) -> Any:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A falcon's configuration from ours."""
-    attention, serial = config.multi_head, config.block == "serial"
+    attention, serial = p.heads_of(config), config.block == "serial"
     positions = attention.positions[0]
     if not isinstance(positions, c.Rope | c.Alibi):
         return None

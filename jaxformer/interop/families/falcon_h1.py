@@ -89,7 +89,9 @@ class FalconH1(LlamaLike):
 
     def family(self) -> Family:
         """The family."""
-        return replace(super().family(), attention_type=c.HybridHeads, weight_factors=read_factors)
+        return replace(
+            super().family(), attention_types=(c.HybridHeads,), weight_factors=read_factors
+        )
 
     def layer_rules(self) -> tuple[MappingRule, ...]:
         """Mapping rules of a layer."""
@@ -99,7 +101,7 @@ class FalconH1(LlamaLike):
         """Read config.json."""
         read_factors(reader)
         config = super().read(reader)
-        heads = config.multi_head
+        heads = p.heads_of(config)
         scale = heads.head_dim**-0.5 * reader.number("key_multiplier", 1.0)
         kinds = replace(heads, scale=scale), _read_mamba(reader, config.norm)
         return replace(config, attention=c.HybridHeads(kinds=kinds))

@@ -6,11 +6,11 @@ values of earlier ones. `gemma4` is the text part of a model that also reads ima
 and is written as `gemma4_text`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import gemma
 from jaxformer.interop.families import llama_like as p
@@ -65,7 +65,7 @@ class Gemma4Windows(WindowsByInterval):
         """The windows."""
         windows = super().read(reader, num_layers)
         first = (windows[i % len(windows)] for i in range(num_layers - 1))
-        return shortest_cycle((*first, None))
+        return (*first, None)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any]:
         """The window, which transformers requires even if no layer has it, and the types."""
@@ -143,48 +143,51 @@ class Gemma4(gemma.Gemma):
 
     def family(self) -> Family:
         """The family."""
-        return replace(super().family(), attention_type=c.Hybrid)
+        return replace(super().family(), attention_types=(c.MultiHead, c.SharedKV))
 
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
         reader.require_value("use_bidirectional_attention", False, "vision")  # of tokens of images
         config = super().read(reader)
-        layers = [config.layer(i) for i in range(config.num_layers)]
+        heads = p.heads_of(config)
         common: dict[str, Any] = {
             "scale": 1.0,
-            "qk_norm": config.multi_head.qk_norm,
+            "qk_norm": heads.qk_norm,
             "value_norm": replace(config.norm, parameters="none"),
         }
-        local = replace(config.multi_head, **common)
+        local = replace(heads, **common)
         shares = reader.boolean("attention_k_eq_v", False)
-        full_layers = [i for i, layer in enumerate(layers) if layer.window is None]
-        heads = _read_full_heads(reader, full_layers, shares, config.multi_head)
-        full: Any = replace(local, **heads)
+        full_layers = [i for i, layer in enumerate(config.layers) if layer.window is None]
+        full_heads = _read_full_heads(reader, full_layers, shares, heads)
+        full: Any = replace(local, **full_heads)
         if shares:
             biases: Any = ("query", "key_value", "out") if local.biases else ()
-            full = c.SharedKV(num_heads=local.num_heads, **heads, **common, biases=biases)
-        kinds = tuple(
-            (full if layer.window is None else local).at_layer(layer.positions, layer.window)
-            for layer in layers
-        )
-        branch, first_layers = config.feed_forward[0], tuple[c.Layer, ...]()
+            full = c.SharedKV(num_heads=local.num_heads, **full_heads, **common, biases=biases)
+        kinds = [
+            replace(
+                full if layer.window is None else local,
+                positions=(layer.positions,),
+                windows=(layer.window,),
+            )
+            for layer in config.layers
+        ]
+        branches = [layer.feed_forward for layer in config.layers]
         is_wide = reader.boolean("use_double_wide_mlp", False)
-        if count := _read_num_shared(reader, kinds):
-            first_layers = tuple(c.Layer(attention=x, feed_forward=branch) for x in kinds[:-count])
-            kinds = tuple(map(_with_source, kinds[-count:]))
-            branch = _double(branch) if is_wide else branch
+        first = config.num_layers - _read_num_shared(reader, kinds)
+        kinds[first:] = map(_with_source, kinds[first:])
+        if is_wide:
+            branches[first:] = map(_double, branches[first:])
         return replace(
             config,
-            first_layers=first_layers,
-            attention=c.Hybrid(kinds=shortest_cycle(kinds)),
-            feed_forward=(branch,),
+            attention=tuple(kinds),
+            feed_forward=tuple(branches),
             layer_scalar=True,
             layer_embedding=_read_layer_embedding(reader, config.vocab_size),
         )
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
-        layers = [config.layer(i) for i in range(config.num_layers)]
+        layers = config.layers
         sources = [layer for layer in layers if not layer.attention.cross_layer_kv]
         full: Any = [layer.attention for layer in sources if layer.window is None]
         local: Any = [layer.attention for layer in sources if layer.window is not None] or full
@@ -199,7 +202,7 @@ class Gemma4(gemma.Gemma):
             biases=p.ALL_BIASES if "out" in local[0].biases else (),
         )
         branches = layers[0].feed_forward, layers[-1].feed_forward
-        plain = replace(config, first_layers=(), attention=attention, feed_forward=branches[:1])
+        plain = replace(config, attention=attention, feed_forward=branches[:1])
         fields, shares = super().write(plain), isinstance(full[0], c.SharedKV)
         return fields and {
             **fields,
@@ -213,7 +216,7 @@ class Gemma4(gemma.Gemma):
         }
 
 
-def _read_num_shared(reader: ConfigReader, kinds: tuple[Any, ...]) -> int:
+def _read_num_shared(reader: ConfigReader, kinds: Sequence[Any]) -> int:
     """Number of the last layers that read keys and values of earlier ones."""
     count = reader.integer("num_kv_shared_layers", 0)
     if count == 0:

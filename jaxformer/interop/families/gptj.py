@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.option_fields import (
     POSITIVE_INTEGER,
     Field,
@@ -74,7 +75,7 @@ def rotary_fraction(width: int, head_dim: int) -> float:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A gptj's configuration from ours."""
-    fields, attention = TABLE.write(config), config.multi_head
+    fields, attention = TABLE.write(config), p.heads_of(config)
     rope: Any = attention.positions[0]
     return fields and {**fields, "rotary_dim": rope.rotary_dim(attention.head_dim)}
 

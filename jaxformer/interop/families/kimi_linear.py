@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.deepseek import (
@@ -150,7 +149,7 @@ def _read_delta_attention(reader: ConfigReader, norm: c.Norm) -> c.LinearAttenti
 
 def _read_kinds(
     reader: ConfigReader, delta_attention: c.LinearAttention, latent: c.Latent
-) -> c.Hybrid:
+) -> tuple[c.AttentionKind, ...]:
     """The kind of each layer, by ``layer_types``, or by lists that count layers from 1."""
     layers = range(reader.integer("num_hidden_layers"))
     types, section = reader.sequence("layer_types", str), reader.section("linear_attn_config")
@@ -169,13 +168,13 @@ def _read_kinds(
     if len(types) != len(layers) or set(types) != set(kinds):
         expected = "expected linear_attention and full_attention, one of them for each of"
         reader.add_problem(where, f"{expected} {len(layers)} layers.")
-        return c.Hybrid(kinds=(delta_attention,))
-    return c.Hybrid(kinds=shortest_cycle(tuple(kinds[name] for name in types)))
+        return (delta_attention,)
+    return tuple(kinds[name] for name in types)
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """Fields of config.json, or None for another model."""
-    kinds = [config.layer(i).attention for i in range(config.num_layers)]
+    kinds = [layer.attention for layer in config.layers]
     delta = [x for x in kinds if isinstance(x, c.LinearAttention)]
     latents = [x for x in kinds if isinstance(x, c.Latent)]
     experts = EXPERTS.write(config)
@@ -205,7 +204,7 @@ FAMILIES = (
         read,
         write,
         TABLE,
-        attention_type=c.Hybrid,
+        attention_types=(c.LinearAttention, c.Latent),
         # transformers writes the dense layers under the name of the experts.
         key_renames=((r"\.block_sparse_moe\.((gate|up|down)_proj)\.", r".mlp.\1."),),
     ),

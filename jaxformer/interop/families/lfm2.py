@@ -97,7 +97,7 @@ class Lfm2(LlamaHybrid):
 
     def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.ShortConvolution:
         """Short convolutions."""
-        mixer, heads = super().read_mixer(reader, config), config.multi_head.num_heads
+        mixer, heads = super().read_mixer(reader, config), p.heads_of(config).num_heads
         return replace(mixer, num_heads=heads, head_dim=max(1, config.model_dim // heads))
 
     def read_layer_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:

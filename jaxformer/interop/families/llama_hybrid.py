@@ -4,8 +4,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like_family import LlamaLike
 from jaxformer.interop.families.option_fields import (
     Field,
@@ -17,7 +17,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule
 
 
-def split_kinds(
+def one_of_each(
     config: c.TransformerConfig, mixer: type = c.LinearAttention, *, may_lack_kinds: bool = True
 ) -> tuple[Any, c.MultiHead] | None:
     """Return the options of the mixer and of attention, of which a model has one each.
@@ -25,7 +25,7 @@ def split_kinds(
     Of layers that the model lacks, an option that config.json can express is returned. None for
     models with further kinds of layers.
     """
-    layers = {config.layer(i).attention for i in range(config.num_layers)} - {c.NoAttention()}
+    layers = {layer.attention for layer in config.layers} - {c.NoAttention()}
     mixers = [x for x in layers if isinstance(x, mixer)]
     attentions = [x for x in layers if isinstance(x, c.MultiHead)]
     counts = len(mixers), len(attentions)
@@ -59,7 +59,7 @@ class LlamaHybrid(LlamaLike):
 
     def family(self) -> Family:
         """The family."""
-        return replace(super().family(), attention_type=c.Hybrid)
+        return replace(super().family(), attention_types=(type(self.mixer), c.MultiHead))
 
     def layer_rules(self) -> tuple[MappingRule, ...]:
         """Mapping rules of a layer."""
@@ -74,33 +74,30 @@ class LlamaHybrid(LlamaLike):
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
         config = super().read(reader)
-        mixer, attention = self.read_mixer(reader, config), config.attention
+        mixer, attention = self.read_mixer(reader, config), p.heads_of(config)
         is_full = self.read_layer_types(reader, config.num_layers)
-        branches = tuple(config.layer(i).feed_forward for i in range(config.num_layers))
-        config = replace(config, feed_forward=shortest_cycle(branches), first_layers=())
         if all(is_full) and not self.may_lack_kinds:
             return config
-        kinds: tuple[Any, ...] = tuple(attention if full else mixer for full in is_full)
-        return replace(config, attention=c.Hybrid(kinds=shortest_cycle(kinds)))
+        return replace(config, attention=tuple(attention if full else mixer for full in is_full))
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
-        kinds = split_kinds(config, type(self.mixer), may_lack_kinds=self.may_lack_kinds)
+        kinds = one_of_each(config, type(self.mixer), may_lack_kinds=self.may_lack_kinds)
         if kinds is None:
             return None
         mixer, attention = kinds
-        model = replace(config, attention=attention, first_layers=())
-        layers = [config.layer(i).attention for i in range(config.num_layers)]
+        model = replace(config, attention=attention)
+        is_full = [isinstance(layer.attention, c.MultiHead) for layer in config.layers]
         fields = super().write(model)
         return fields and {
             **fields,
             **self.write_mixer(model, mixer),
-            **self.write_layer_types([isinstance(x, c.MultiHead) for x in layers]),
+            **self.write_layer_types(is_full),
         }
 
     def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> Any:
         """Read the mixer of a model whose remaining options are those of `config`."""
-        context = {"attention_heads": config.multi_head.num_heads, "model_dim": config.model_dim}
+        context = {"attention_heads": p.heads_of(config).num_heads, "model_dim": config.model_dim}
         return with_options(self.mixer, read_options(reader, self.mixer_fields, context))
 
     def write_mixer(self, config: c.TransformerConfig, mixer: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.transforms import FusedPerGroup
@@ -133,12 +132,24 @@ def window_cycle(
     """Windows of the layers, as a cycle."""
     if window is None and any(sliding):
         reader.add_problem("sliding_window", "layers with a window need this size.")
-    return shortest_cycle(tuple(window if here else None for here in sliding))
+    return tuple(window if here else None for here in sliding)
+
+
+def heads_of(config: c.TransformerConfig) -> c.MultiHead:
+    """The attention of the layers, of which all have `MultiHead`, alike but for their cycles.
+
+    Raises:
+        ValueError: The layers have other attention.
+    """
+    if isinstance(config.attention, c.MultiHead):
+        return config.attention
+    names = sorted({type(layer.attention).__name__ for layer in config.layers})
+    raise ValueError(f"This needs one MultiHead for all layers; the model has {', '.join(names)}.")
 
 
 def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     """Sizes, heads and the feed-forward, under the names that most families use."""
-    attention = config.multi_head
+    attention = heads_of(config)
     branch: Any = config.feed_forward[0]
     if isinstance(branch, c.MoE):
         branch = branch.expert
@@ -159,30 +170,28 @@ def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
 
 def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:
     """The window, and which layers have it."""
-    layers = [config.layer(i).window for i in range(config.num_layers)]
+    layers = [layer.window for layer in config.layers]
     kinds = ["full_attention" if window is None else "sliding_attention" for window in layers]
     return {"sliding_window": first_window(config), "layer_types": kinds}
 
 
 def first_window(config: c.TransformerConfig) -> int | None:
     """The first window of any layer."""
-    windows = (layer.window for layer in config.distinct_layers)
+    windows = (layer.window for layer in config.layers)
     return next((window for window in windows if isinstance(window, int)), None)
 
 
 def has_rope(config: c.TransformerConfig) -> bool:
     """Whether any layer has RoPE."""
-    return any(isinstance(layer.positions, c.Rope) for layer in config.distinct_layers)
+    return any(isinstance(layer.positions, c.Rope) for layer in config.layers)
 
 
 def is_rope_decoder(config: c.TransformerConfig) -> bool:
     """Whether the model is a decoder with RoPE in its first layer."""
-    return isinstance(config.topology, c.Decoder) and isinstance(
-        config.attention.positions[0], c.Rope
-    )
+    return isinstance(config.topology, c.Decoder) and isinstance(config.layers[0].positions, c.Rope)
 
 
 def first_rope(config: c.TransformerConfig) -> c.Rope:
     """RoPE of the first layer that has it."""
-    positions = (layer.positions for layer in config.distinct_layers)
+    positions = (layer.positions for layer in config.layers)
     return next(p for p in positions if isinstance(p, c.Rope))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.option_fields import (
@@ -112,7 +111,7 @@ def layer_branches(config: c.TransformerConfig) -> tuple[c.MoE, list[int]] | Non
 
     All dense layers are the same gated network.
     """
-    branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    branches = [layer.feed_forward for layer in config.layers]
     experts = {x for x in branches if isinstance(x, c.MoE)}
     dense = {x for x in branches if isinstance(x, c.GLU)}
     if len(experts) != 1 or len(dense) > 1 or len(experts | dense) < len(set(branches)):
@@ -151,7 +150,7 @@ def count_dense_layers(
 
 def has_feed_forward_biases(config: c.TransformerConfig) -> bool:
     """Whether all dense layers and shared experts have biases; routed experts have none."""
-    branches = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    branches = [layer.feed_forward for layer in config.layers]
     shared = [x.shared.expert for x in branches if isinstance(x, c.MoE) and x.shared is not None]
     dense = [x for x in branches if not isinstance(x, c.MoE)]
     return all(getattr(x, "bias", False) for x in (*dense, *shared))
@@ -335,11 +334,11 @@ class ExpertsInSomeLayers(Experts):
     dense_width: int | None = None
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The networks of the layers, as a cycle."""
+        """The networks of the layers."""
         is_sparse = self.read_layers(reader, reader.integer("num_hidden_layers"))
         dense = p.read_glu(reader, hidden_dim=self.dense_width, bias=bias)
         moe = self.read_moe(reader, bias=bias)
-        return shortest_cycle(tuple(moe if sparse else dense for sparse in is_sparse))
+        return tuple(moe if sparse else dense for sparse in is_sparse)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Which layers have experts, and the experts."""
@@ -351,7 +350,7 @@ class ExpertsInSomeLayers(Experts):
         layers = self.write_layers([i not in dense_layers for i in range(config.num_layers)])
         if fields is None or layers is None:
             return None
-        dense: Any = config.layer(dense_layers[0]).feed_forward if dense_layers else moe.expert
+        dense: Any = config.layers[dense_layers[0]].feed_forward if dense_layers else moe.expert
         return {**fields, **layers, "intermediate_size": dense.hidden_dim}
 
     def read_layers(self, reader: ConfigReader, num_layers: int) -> list[bool]:
@@ -466,15 +465,14 @@ class DeepSeekMoE(ExpertsInSomeLayers):
         return {self.name("first_k_dense_replace"): first, **types}
 
     def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The networks of the layers, as a cycle."""
+        """The networks of the layers."""
         if any(self.read_layers(reader, reader.integer("num_hidden_layers"))):
             return super().read(reader, bias=bias)
         return (p.read_glu(reader, bias=bias),)
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Numbers of dense layers and of experts, and the router."""
-        layers = map(config.layer, range(config.num_layers))
-        if all(isinstance(layer.feed_forward, c.GLU) for layer in layers):
+        if all(isinstance(layer.feed_forward, c.GLU) for layer in config.layers):
             return self.write_layers([False] * config.num_layers)
         return super().write(config)
 
@@ -563,22 +561,3 @@ class DeepSeekV2MoE(DeepSeekMoE):
         fields = super().write_moe(moe)
         method = "greedy" if moe.router.groups is None else "group_limited_greedy"
         return fields and fields | {"topk_method": method, "norm_topk_prob": False}
-
-
-def with_branches(
-    config: c.TransformerConfig, branches: tuple[c.FeedForward, ...]
-) -> c.TransformerConfig:
-    """The model with these networks; dense layers before all others become `first_layers`."""
-    branches = tuple(branches[i % len(branches)] for i in range(config.num_layers))
-    last = branches[-1]
-    count = next(
-        i for i, branch in enumerate(branches) if branches[i:] == (last,) * len(branches[i:])
-    )
-    attention = config.attention
-    varies = max(len(getattr(attention, name, ())) for name in ("positions", "windows")) > 1
-    if varies or not count:
-        return replace(config, feed_forward=shortest_cycle(branches))
-    first = (
-        replace(config.layer(0).to_layer(), feed_forward=branch) for branch in branches[:count]
-    )
-    return replace(config, first_layers=tuple(first), feed_forward=(last,))

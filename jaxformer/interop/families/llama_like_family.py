@@ -7,11 +7,7 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import (
-    DeepSeekMoE,
-    has_feed_forward_biases,
-    with_branches,
-)
+from jaxformer.interop.families.llama_like_experts import DeepSeekMoE, has_feed_forward_biases
 from jaxformer.interop.families.llama_like_options import (
     NORM_RULES,
     Branch,
@@ -169,7 +165,7 @@ class LlamaLike:
         config = c.TransformerConfig(
             **sizes,
             attention=c.MultiHead(**heads),
-            feed_forward=branches[-1:],
+            feed_forward=branches,
             norm=norm,
             norm_placement=self.norm_placement,
             block=self.block,
@@ -178,7 +174,7 @@ class LlamaLike:
                 tied=reader.boolean("tie_word_embeddings", self.tied), bias={*HEAD_BIAS} <= biased
             ),
         )
-        return with_branches(with_options(config, options), branches)
+        return with_options(config, options)
 
     def read_biased(self, reader: ConfigReader) -> set[str]:
         """Names of the linear layers with biases."""
@@ -204,14 +200,14 @@ class LlamaLike:
         positions, branch = self.positions.write(config), self.branch.write(config)
         if positions is None or branch is None:
             return None
-        if self.heads_divide_width and config.model_dim % config.multi_head.num_heads:
+        if self.heads_divide_width and config.model_dim % p.heads_of(config).num_heads:
             return None
-        biased = set[str](config.multi_head.biases)
+        biased = set[str](p.heads_of(config).biases)
         if has_feed_forward_biases(config):
             biased |= {*FEED_FORWARD_BIAS}
         if config.head.bias:
             biased |= {*HEAD_BIAS}
-        has_qk_norm = config.multi_head.qk_norm is not None
+        has_qk_norm = p.heads_of(config).qk_norm is not None
         fields = {
             **p.write_sizes(config),
             **({} if self.norm_field is None else {self.norm_field: config.norm.eps}),

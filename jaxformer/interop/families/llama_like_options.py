@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
@@ -200,11 +199,11 @@ class RopeByNumber(OneRope):
         if len(turned) < count:
             reader.add_problem("no_rope_layers", f"expected a number for each of {count} layers.")
             return (rope,)
-        return shortest_cycle(tuple(rope if turned[i] else None for i in range(count)))
+        return tuple(rope if turned[i] else None for i in range(count))
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """RoPE, and which layers have it."""
-        layers = [config.layer(i).positions for i in range(config.num_layers)]
+        layers = [layer.positions for layer in config.layers]
         fields = super().write(config)
         return fields and fields | {"no_rope_layers": [int(x is not None) for x in layers]}
 
@@ -222,7 +221,7 @@ class RopeOfWindows(OneRope):
     def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing, as the windows."""
         rope = self.read_rope(reader)
-        if windows == (None,) and self.without_windows:
+        if self.without_windows and all(window is None for window in windows):
             return (rope,)
         return tuple(None if window is None else rope for window in windows)
 
@@ -265,10 +264,9 @@ class RopeByLayerType(OneRope):
         """Both."""
         if not p.has_rope(config):
             return None
-        layers = [config.layer(i) for i in reversed(range(config.num_layers))]
         ropes = {
             layer.window is None: layer.positions
-            for layer in layers
+            for layer in reversed(config.layers)
             if isinstance(layer.positions, c.Rope)
         }
         first = p.first_rope(config)
@@ -321,7 +319,7 @@ class RopeAndQueryScaling(OneRope):
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json."""
-        fields, scaling = super().write(config), config.multi_head.query_scaling
+        fields, scaling = super().write(config), p.heads_of(config).query_scaling
         if scaling is None or fields is None:
             return fields
         section = {

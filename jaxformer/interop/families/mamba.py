@@ -245,7 +245,7 @@ class HalfRope(OneRope):
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json."""
-        rope = config.attention.positions[0] or c.Rope(fraction=0.5)
+        rope = config.layers[0].positions or c.Rope(fraction=0.5)
         return super().write(config.with_positions(rope))
 
 
@@ -276,7 +276,7 @@ FAMILIES = (
         read_mamba2,
         write_mamba2,
         MAMBA2_TABLE,
-        attention_type=c.LinearAttention,
+        attention_types=(c.LinearAttention,),
     ),
     BAMBA_ROW.family(),
 )

@@ -16,6 +16,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.families.option_fields import (
     POSITIVE_INTEGER,
@@ -146,7 +147,7 @@ def read_fsmt(reader: ConfigReader) -> c.TransformerConfig:
 def _read(reader: ConfigReader, table: FieldTable, scaled: bool) -> c.TransformerConfig:
     scale = math.sqrt(reader.integer("d_model")) if scaled else 1.0
     config = table.read(reader, {"embedding.scale": scale})
-    reader.require_value("num_hidden_layers", config.stacks["encoder"][1])
+    reader.require_value("num_hidden_layers", len(config.encoder_layers))
     heads = reader.positive_integer("encoder_attention_heads")
     if config.model_dim % heads and not reader.problems:
         reader.add_problem(
@@ -154,7 +155,7 @@ def _read(reader: ConfigReader, table: FieldTable, scaled: bool) -> c.Transforme
         )
     branch: Any = config.feed_forward[0]
     attention = replace(
-        config.multi_head,
+        p.heads_of(config),
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=max(1, config.model_dim // heads),
@@ -194,14 +195,14 @@ def write_fsmt(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _write(config: c.TransformerConfig, table: FieldTable) -> dict[str, Any] | None:
-    fields, encoder = table.write(config), config.encoder_config
-    mlp = encoder.feed_forward[0]
-    if fields is None or not isinstance(mlp, c.MLP):
+    fields = table.write(config)
+    branches = {layer.feed_forward for layer in config.encoder_layers}
+    if fields is None or not isinstance(mlp := branches.pop(), c.MLP) or branches:
         return None
     return {
         **fields,
         "scale_embedding": config.embedding.scale != 1,
-        "encoder_attention_heads": encoder.multi_head.num_heads,
+        "encoder_attention_heads": config.encoder_layers[0].attention.num_heads,
         "encoder_ffn_dim": mlp.hidden_dim,
     }
 

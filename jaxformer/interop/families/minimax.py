@@ -45,7 +45,7 @@ class MiniMaxRope(OneRope):
         if not p.has_rope(config):
             return None
         rope = p.first_rope(config)
-        rotated = rope.rotary_dim(config.multi_head.head_dim)
+        rotated = rope.rotary_dim(p.heads_of(config).head_dim)
         fields = self.write_rope(replace(rope, fraction=1.0))
         return fields if rope.fraction == 1 else {**fields, "rotary_dim": rotated}
 
@@ -67,7 +67,7 @@ class MiniMax(LlamaHybrid):
         config = replace(
             config, final_norm=False, residual=residual, residual_multiplier=multiplier
         )
-        if not isinstance(config.attention, c.Hybrid):
+        if not isinstance(config.attention, tuple):
             return config
         count = config.num_layers
         decays = (c.SlopeDecay(scale=slope_scale(i, count)) for i in range(count))
@@ -75,7 +75,7 @@ class MiniMax(LlamaHybrid):
 
     def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
         """Lightning attention, but for its slopes."""
-        heads = config.multi_head
+        heads = p.heads_of(config)
         return c.LinearAttention(
             num_heads=heads.num_heads,
             num_key_heads=heads.num_heads,
@@ -108,14 +108,13 @@ class MiniMax(LlamaHybrid):
         }
 
 
-def _with_decays(config: c.TransformerConfig, decays: Iterable[c.SlopeDecay]) -> c.Hybrid:
+def _with_decays(config: c.TransformerConfig, decays: Iterable[c.SlopeDecay]) -> tuple[Any, ...]:
     """The attention of the model with these decays of its layers."""
-    layers = (config.layer(i).attention for i in range(config.num_layers))
-    kinds: Any = tuple(
+    layers = (layer.attention for layer in config.layers)
+    return tuple(
         replace(kind, decay=decay) if isinstance(kind, c.LinearAttention) else kind
         for kind, decay in zip(layers, decays, strict=False)
     )
-    return c.Hybrid(kinds=kinds)
 
 
 def slope_scale(layer: int, num_layers: int) -> float:

@@ -5,10 +5,9 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_hybrid import split_kinds
+from jaxformer.interop.families.llama_hybrid import one_of_each
 from jaxformer.interop.families.llama_like_experts import (
     Experts,
     expert_rules,
@@ -122,12 +121,12 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
         "moe": (c.NoAttention(), _read_moe(reader)),
     }
     types = _read_layer_types(reader)
-    kinds, feed_forward = zip(*shortest_cycle(tuple(branches[x] for x in types)), strict=True)
+    kinds, feed_forward = zip(*(branches[x] for x in types), strict=True)
     return c.TransformerConfig(
         vocab_size=reader.integer("vocab_size"),
         model_dim=reader.integer("hidden_size", 4096),
         num_layers=len(types),
-        attention=c.Hybrid(kinds=kinds),
+        attention=kinds,
         feed_forward=feed_forward,
         norm=norm,
         head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
@@ -163,8 +162,8 @@ def _read_moe(reader: ConfigReader) -> c.MoE:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """Fields of config.json, or None for another model."""
-    kinds = split_kinds(config)
-    types = [_layer_type(config.layer(i)) for i in range(config.num_layers)]
+    kinds = one_of_each(config)
+    types = [_layer_type(layer) for layer in config.layers]
     if kinds is None or None in types:
         return None
     mamba, attention = kinds
@@ -220,6 +219,6 @@ FAMILIES = (
         write,
         TABLE,
         ignored_tensors=(*INV_FREQ_PATTERNS, r"mtp\..*"),
-        attention_type=c.Hybrid,
+        attention_types=(c.LinearAttention, c.MultiHead, c.NoAttention),
     ),
 )

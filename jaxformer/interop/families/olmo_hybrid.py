@@ -87,8 +87,8 @@ class OlmoHybrid(LlamaHybrid):
         """Read config.json."""
         config = super().read(reader)
         placements: Any = tuple(
-            "res_post" if isinstance(kind, c.MultiHead) else "pre"
-            for kind in config.attention_kinds
+            "res_post" if isinstance(layer.attention, c.MultiHead) else "pre"
+            for layer in config.layers
         )
         return replace(config, norm_placement=placements)
 

@@ -207,14 +207,14 @@ class FieldTable:
         pairs = zip(_parts(self.template), _parts(config), strict=True)
         if any(part is not None and type(part) is not type(actual) for part, actual in pairs):
             return None
-        positions: Any = config.attention.positions[0]
+        positions: Any = config.layers[0].positions
         rope = {} if self.rope is None else self.rope.write_rope(positions)
         return {**write_options(config, self.fields), **rope, **self.written}
 
 
 def _parts(config: c.TransformerConfig) -> tuple[Any, ...]:
     embedding, branch = config.embedding, config.feed_forward[0]
-    positions = embedding.positions, config.attention.positions[0]
+    positions = embedding.positions, config.layers[0].positions
     return config.topology, branch, getattr(branch, "expert", None), embedding.norm, *positions
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.llama_like_experts import (
@@ -41,7 +40,7 @@ class PhiRope(OneRope):
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields; factors for long sequences need head_dim = model_dim / num_heads."""
-        fields, attention = super().write(config), config.multi_head
+        fields, attention = super().write(config), p.heads_of(config)
         if fields is None or not isinstance(scaling := p.first_rope(config).scaling, c.LongRope):
             return fields
         if attention.head_dim * attention.num_heads != config.model_dim:
@@ -192,10 +191,10 @@ def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
 
 def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A phi3small's configuration from ours."""
-    attention, branch = config.multi_head, config.feed_forward[0]
+    attention, branch = p.heads_of(config), config.feed_forward[0]
     if not (p.is_rope_decoder(config) and isinstance(branch, c.ClampedGEGLU)):
         return None
-    layers = [config.layer(i).window for i in range(config.num_layers)]
+    layers = [layer.window for layer in config.layers]
     blocks = next((w for w in layers if isinstance(w, c.BlockSparse)), c.BlockSparse())
     dense = [i + 1 for i, window in enumerate(layers) if window is None]
     fields = p.write_sizes(config)
@@ -229,7 +228,7 @@ def _read_blocks(reader: ConfigReader, count: int) -> tuple[c.Window, ...]:
     )
     every = reader.optional_integer("dense_attention_every_n_layers", 2)
     layers = range(1, count + 1)
-    return shortest_cycle(tuple(None if every and i % every == 0 else blocks for i in layers))
+    return tuple(None if every and i % every == 0 else blocks for i in layers)
 
 
 FAMILIES = (

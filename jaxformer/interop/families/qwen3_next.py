@@ -33,7 +33,7 @@ def kernels(*names: str) -> tuple[str, ...]:
 
 def per_key_head(config: c.TransformerConfig) -> Transform:
     """Parts one after another for each key head."""
-    layers = (config.layer(i).attention for i in range(config.num_layers))
+    layers = (layer.attention for layer in config.layers)
     heads = {x.num_key_heads for x in layers if isinstance(x, c.LinearAttention)}
     return FusedPerGroup(groups=max(heads, default=None))
 

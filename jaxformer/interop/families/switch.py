@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_comparison import shortest_cycle
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import t5
 from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
@@ -69,8 +68,8 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
         ),
     )
     encoder, decoder = (
-        _read_pattern(reader, stack, num_layers, dense, moe)
-        for stack, (_, num_layers) in config.stacks.items()
+        _read_pattern(reader, stack, len(layers), dense, moe)
+        for stack, layers in config.stacks.items()
     )
     topology = c.EncoderDecoder(
         num_encoder_layers=config.topology.num_encoder_layers,
@@ -93,9 +92,7 @@ def _read_pattern(
     if step < 0:
         reader.add_problem(f"{stack}_sparse_step", "expected 0 or more.")
     layers = range(num_layers)
-    return shortest_cycle(
-        tuple(moe if step == 1 or (step > 1 and i % step == 1) else dense for i in layers)
-    )
+    return tuple(moe if step == 1 or (step > 1 and i % step == 1) else dense for i in layers)
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -103,11 +100,10 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     steps, branches = dict[str, Any](), set[c.FeedForward]()
     if not isinstance(config.topology, c.EncoderDecoder):
         return None
-    for stack, (stack_config, num_layers) in config.stacks.items():
-        layers = [stack_config.layer(i).feed_forward for i in range(num_layers)]
-        branches |= {*layers}
-        sparse = [i for i, branch in enumerate(layers) if isinstance(branch, c.MoE)]
-        step = sparse[1] - sparse[0] if len(sparse) > 1 else num_layers * len(sparse)
+    for stack, layers in config.stacks.items():
+        branches |= {layer.feed_forward for layer in layers}
+        sparse = [i for i, layer in enumerate(layers) if isinstance(layer.feed_forward, c.MoE)]
+        step = sparse[1] - sparse[0] if len(sparse) > 1 else len(layers) * len(sparse)
         steps[f"num_sparse_{stack}_layers"] = len(sparse)
         steps[f"{stack}_sparse_step"] = step
     experts = [branch for branch in branches if isinstance(branch, c.MoE)]

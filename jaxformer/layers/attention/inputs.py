@@ -1,6 +1,6 @@
 """Attention inputs made once per forward pass: masks, biases, rotations, positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache as memoize
 from functools import partial
 from typing import Any, NamedTuple
@@ -59,12 +59,12 @@ def make_layer_inputs(
     cache: Cache | None,
     score_bias: ScoreBiasFunction,
     *,
-    num_layers: int,
+    layers: Sequence[c.Layer],
     causal: bool,
     contiguous_positions: bool,
     num_axes: int,
 ) -> tuple[tuple[LayerInputs, ...], tuple[CacheUpdate | None, ...], tuple[Array, ...]]:
-    """Make the inputs of each layer of the pattern, its cache update, and new cache positions.
+    """Make the inputs of each layer, its cache update, and new cache positions.
 
     Equal options share their arrays. With a cache, padding has segment 0 and no slot.
 
@@ -74,7 +74,7 @@ def make_layer_inputs(
         tokens: Positions and segments of the new tokens.
         cache: The cache before them, or None.
         score_bias: Returns the bias of an option and a number of heads between positions.
-        num_layers: Layers of the stack.
+        layers: Layers of the stack, up to the end of the first repetition of its pattern.
         causal: Whether keys after the query are masked.
         contiguous_positions: As in `F.MaskRule`.
         num_axes: Axes of the queries, ``[*batch, T, N, H]``.
@@ -112,8 +112,7 @@ def make_layer_inputs(
     )
     query_scale = memoize(lambda scaling: scaling(queries.positions))
 
-    def layer_inputs(index: int) -> LayerInputs:
-        layer = config.layer(index)
+    def layer_inputs(layer: c.Layer) -> LayerInputs:
         kind, window = layer.attention, layer.window
         if not kind.has_scores:
             return mixer_inputs
@@ -131,8 +130,7 @@ def make_layer_inputs(
             mixer_inputs if kind.is_recurrent else None,
         )
 
-    layers = range(min(len(config.first_layers) + config.pattern_length, num_layers))
-    cache_updates = tuple(updates.get(config.layer(i).window) for i in layers)
+    cache_updates = tuple(updates.get(layer.window) for layer in layers)
     return tuple(map(layer_inputs, layers)), cache_updates, attended.cached_positions
 
 

@@ -272,7 +272,7 @@ def test_training_lowers_the_loss():
         (lambda: c.Angles(base=0.5), "Angles.base must be above 1; got 0.5"),
         (
             lambda: replace(CONFIG, topology=c.Encoder()),
-            r"is causal, so it needs a Decoder; got Encoder\(\)",
+            r"is causal, so it needs a Decoder; got Encoder",
         ),
         (
             lambda: replace(CONFIG, topology=c.EncoderDecoder(num_encoder_layers=2)),
@@ -284,7 +284,7 @@ def test_training_lowers_the_loss():
                 attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=4),
                 topology=c.EncoderDecoder(num_encoder_layers=2, attention=KIND),
             ),
-            r"needs a Decoder; got Encoder\(\)",
+            r"needs a Decoder; got Encoder",
         ),
         (
             lambda: replace(CONFIG, dropout=c.Dropout(attention=0.1)),

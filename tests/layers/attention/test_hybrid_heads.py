@@ -78,14 +78,12 @@ def test_costs_are_those_of_the_kinds():
 def test_positions_and_windows_are_those_of_the_kind_with_slots():
     heads = replace(HEADS, positions=(c.Rope(), None), windows=(3, None, None))
     config = replace(BASE, attention=c.HybridHeads(kinds=(MAMBA, heads)))
-    assert config.pattern_length == 6
-    layers = [config.layer(i) for i in range(6)]
+    config = replace(config, num_layers=6)
+    layers = config.layers
     assert [layer.window for layer in layers] == [3, None, None] * 2
     assert [layer.positions for layer in layers] == [c.Rope(), None] * 3
-    unrolled = replace(config, num_layers=6).unroll()
-    assert [unrolled.layer(i)[1:3] for i in range(6)] == [layer[1:3] for layer in layers]
     scaling = c.LinearScaling(factor=2.0)
-    assert config.with_rope_scaling(scaling).layer(2).rope == c.Rope(scaling=scaling)
+    assert config.with_rope_scaling(scaling).layers[2].rope == c.Rope(scaling=scaling)
     states = c.HybridHeads(kinds=(MAMBA, c.ShortConvolution(num_heads=2, head_dim=3)))
     assert (states.windows, states.has_scores, states.is_recurrent) == ((1,), False, True)
 

@@ -12,7 +12,7 @@ from experiments import pretrain
 from experiments.command_line import parse_run
 from experiments.training.program import print_run
 from jaxformer import config as c
-from jaxformer import costs, inspect, save_pretrained
+from jaxformer import costs, inspect, save_pretrained, zoo
 from jaxformer.generation import unroll
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, assert_cached_is_whole, texts
@@ -29,54 +29,63 @@ def model(attention, feed_forward, **fields):
     )
 
 
-DEEPSEEK = model(
-    LATENT, (EXPERTS,), num_layers=4, first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),)
-)
-# Its first layer has other heads, a window and a dense network; then two kinds in turn.
+DEEPSEEK = model(LATENT, (DENSE, EXPERTS, EXPERTS, EXPERTS), num_layers=4)
+# Its first layer has other heads, a window and another network; then two kinds in turn.
 MIXED = model(
-    c.Hybrid(kinds=(c.Decay(num_heads=4, head_dim=4), HEADS)),
-    (DENSE, EXPERTS),
-    num_layers=6,
-    first_layers=(
-        c.Layer(
-            attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=8, windows=(3,)),
-            feed_forward=c.MLP(hidden_dim=24),
-        ),
+    (
+        c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=8, windows=(3,)),
+        *(HEADS, c.Decay(num_heads=4, head_dim=4)) * 3,
     ),
+    (c.MLP(hidden_dim=24), *(EXPERTS, DENSE) * 3),
+    num_layers=6,
 )
 # Each layer has one branch, as in Nemotron-H: mixers, attention and feed-forward networks.
 ONE_BRANCH = model(
-    c.Hybrid(kinds=(c.Decay(num_heads=4, head_dim=4), c.NoAttention(), HEADS)),
+    (c.Decay(num_heads=4, head_dim=4), c.NoAttention(), HEADS),
     (c.NoFeedForward(), DENSE, c.NoFeedForward()),
     num_layers=7,
 )
-MODELS = {"DeepSeek": DEEPSEEK, "mixed": MIXED, "one branch": ONE_BRANCH}
+# Heads, their width and the hidden features grow with the depth, as in OpenELM.
+GROWING = model(
+    tuple(
+        c.MultiHead(num_heads=n, num_kv_heads=2, head_dim=width)
+        for n, width in ((2, 4), (4, 4), (4, 8), (6, 8))
+    ),
+    tuple(c.GLU(hidden_dim=width) for width in (8, 16, 24, 40)),
+    num_layers=4,
+)
+MODELS = {"DeepSeek": DEEPSEEK, "mixed": MIXED, "one branch": ONE_BRANCH, "growing": GROWING}
 by_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-
-
-def spelled_out(config, params):
-    """The same model with a pattern as long as it is deep, whose layers are no repetitions."""
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    kinds = tuple(layer.to_layer().attention for layer in layers)
-    attention = c.Hybrid(kinds=kinds)
-    feed_forward = tuple(layer.feed_forward for layer in layers)
-    decoder = {k: x for k, x in params["decoder"].items() if k == "final_norm"}
-    for i, layer in enumerate(inspect.unstack_layers(params["decoder"])):
-        decoder.setdefault("layers", {})[f"layer_{i}"] = jax.tree.map(lambda x: x[None], layer)
-    longer = replace(config, attention=attention, feed_forward=feed_forward, first_layers=())
-    return longer, {**params, "decoder": decoder}
 
 
 @by_model
 @pytest.mark.slow(but=["DeepSeek", "one branch"])
-def test_it_computes_what_the_same_layers_in_one_pattern_do(config):
+def test_it_computes_what_its_layers_do_one_by_one(config):
     params, tokens = random_params(config), texts().tokens[:2, :9]
-    assert len(params["decoder"].get("first_layers", ())) == len(config.first_layers)
-    longer, spread = spelled_out(config, params)
-    assert len(longer.distinct_layers) == len(config.distinct_layers)
+    alone, alone_params = unroll(config, params)
+    assert set(alone_params["decoder"]) - {"final_norm"} == {"first_layers"}
     np.testing.assert_allclose(
-        jitted_forward(config)(params, tokens), jitted_forward(longer)(spread, tokens), atol=1e-5
+        jitted_forward(config)(params, tokens),
+        jitted_forward(alone)(alone_params, tokens),
+        atol=1e-5,
     )
+
+
+@pytest.mark.parametrize(
+    "config, segments",
+    [
+        (DEEPSEEK, (1, 1, 3, 0)),
+        (MIXED, (1, 2, 2, 1)),
+        (ONE_BRANCH, (0, 3, 2, 1)),
+        (GROWING, (0, 4, 1, 0)),
+    ],
+    ids=MODELS,
+)
+def test_the_pattern_that_repeats_is_found(config, segments):
+    assert config.segments("decoder") == segments
+    depth = {name: len(layers) for name, layers in random_params(config)["decoder"].items()}
+    names = ("first_layers", "layers", "tail")
+    assert [depth.get(name, 0) for name in names] == [segments[i] for i in (0, 1, 3)]
 
 
 def test_a_missing_branch_has_no_norm_and_no_parameters():
@@ -116,11 +125,12 @@ def test_it_trains_on_eight_devices_as_on_one(config):
 def test_it_is_counted_layer_by_layer(config):
     params = random_params(config)
     assert costs.num_parameters(config) == sum(x.size for x in jax.tree.leaves(params))
-    longer, _ = spelled_out(config, params)
-    for cost in (costs.num_parameters, costs.num_active_parameters):
-        assert cost(config) == cost(longer)
-    for cost in (costs.forward_flops, costs.expert_flops, costs.cache_bytes):
-        assert cost(config, 64) == cost(longer, 64)
+    one_by_one = [replace(config, num_layers=1, **c.cycles_of((layer,))) for layer in config.layers]
+    head = costs.logits.logit_flops(config, 64)
+    flops = [costs.forward_flops(one, 64) - head for one in one_by_one]
+    assert costs.forward_flops(config, 64) == head + sum(flops)
+    for cost in (costs.expert_flops, costs.cache_bytes):
+        assert cost(config, 64) == sum(cost(one, 64) for one in one_by_one)
 
 
 @by_model
@@ -128,17 +138,18 @@ def test_it_is_printed_read_back_and_made_small(config):
     assert c.from_json(c.TransformerConfig, c.to_json(config)) == config
     assert eval(repr(config), vars(c)) == config
     small = config.tiny()
-    assert [type(x.attention) for x in small.distinct_layers] == [
-        type(x.attention) for x in config.distinct_layers
-    ]
+    kinds = ([type(layer.attention) for layer in x.layers] for x in (small, config))
+    assert len({tuple(dict.fromkeys(types)) for types in kinds}) == 1
     assert small.tiny() == small
 
 
-def test_it_is_a_flag():
-    layer = "Layer(attention=MultiHead(num_heads=2, num_kv_heads=2, head_dim=8), "
-    layer += "feed_forward=MLP(hidden_dim=9))"
-    run = parse_run(pretrain.RUNS, "", ["--model.first-layers", layer])
-    assert run.model.first_layers[0].feed_forward == c.MLP(hidden_dim=9)
+def test_kinds_and_networks_of_all_layers_are_flags():
+    kinds = "(NoAttention(), MultiHead(num_heads=2, num_kv_heads=2, head_dim=8))"
+    networks = "(MLP(hidden_dim=9),) * 2 + (GLU(hidden_dim=8),)"
+    flags = ["--model.attention", kinds, "--model.feed-forward", networks]
+    run = parse_run(pretrain.RUNS, "", flags)
+    assert run.model.layers[1].attention.num_heads == 2
+    assert [layer.feed_forward.hidden_dim for layer in run.model.layers[:4]] == [9, 9, 8, 9]
     again = shlex.split(print_run(run, pretrain.RUNS))[3:]
     assert parse_run(pretrain.RUNS, "", again) == run
 
@@ -146,21 +157,23 @@ def test_it_is_a_flag():
 def test_every_rope_is_scaled():
     scaling = c.LinearScaling(factor=2.0)
     for config in MODELS.values():
-        ropes = [layer.rope for layer in config.with_rope_scaling(scaling).distinct_layers]
+        ropes = [layer.rope for layer in config.with_rope_scaling(scaling).layers]
         assert {rope.scaling for rope in ropes if rope is not None} == {scaling}
 
 
-def test_a_model_of_first_layers_alone_is_changed_layer_by_layer():
-    alone, params = unroll(DEEPSEEK, random_params(DEEPSEEK))
-    with pytest.raises(ValueError, match="All 4 layers are first_layers, which keep their pos"):
-        alone.with_positions(c.Alibi())
-    with pytest.raises(ValueError, match="first_layers cannot be exported; .* before `unroll`"):
-        save_pretrained("nowhere", alone, params)
+def test_an_unrolled_model_is_exported_as_it_was(tmp_path):
+    config = zoo.get("deepseek-v2-lite").tiny()
+    params = random_params(config)
+    save_pretrained(tmp_path / "stacked", config, params)
+    save_pretrained(tmp_path / "unrolled", *unroll(config, params))
+    for name in ("config.json", "model.safetensors"):
+        files = [(tmp_path / x / name).read_bytes() for x in ("stacked", "unrolled")]
+        assert files[0] == files[1]
 
 
 def test_a_model_without_attention_is_made_small_too():
-    for fields in ({}, {"first_layers": (c.Layer(attention=HEADS, feed_forward=DENSE),)}):
-        small = model(c.NoAttention(), (DENSE,), num_layers=4, **fields).tiny()
+    for kinds in (c.NoAttention(), (HEADS, *(c.NoAttention(),) * 3)):
+        small = model(kinds, (DENSE,), num_layers=4).tiny()
         assert small.model_dim > 0 and small.tiny() == small
 
 
@@ -168,35 +181,25 @@ def test_a_model_without_attention_is_made_small_too():
     "fields, message",
     [
         (
-            dict(attention=c.NoAttention(), feed_forward=(c.NoFeedForward(),), first_layers=()),
-            r"A layer needs attention or a feed-forward network; got LayerConfig\(attention=NoAtt",
+            dict(attention=c.NoAttention(), feed_forward=(c.NoFeedForward(),)),
+            r"A layer needs attention or a feed-forward network; got Layer\(attention=NoAtt",
         ),
         (
-            dict(feed_forward=(DENSE, c.NoFeedForward()), block="parallel", first_layers=()),
+            dict(feed_forward=(DENSE, c.NoFeedForward()), block="parallel"),
             "A layer with one branch needs the serial block; got 'parallel'",
         ),
         (dict(num_layers=0), "num_layers must be positive"),
-        (
-            dict(first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),) * 5),
-            "num_layers must be at least the number of first_layers, 5; got 4",
-        ),
         (dict(dropout=c.Dropout(attention=0.1)), "Decay has no attention weights"),
         (
-            dict(
-                topology=c.EncoderDecoder(num_encoder_layers=1),
-                first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),),
-            ),
+            dict(topology=c.EncoderDecoder(num_encoder_layers=1), attention=(LATENT, HEADS)),
             "needs MultiHead, for cross-attention; got Latent",
         ),
     ],
 )
 def test_what_cannot_be_is_refused(fields, message):
-    first = (c.Layer(attention=c.Decay(num_heads=4, head_dim=4), feed_forward=DENSE),)
+    kinds = c.Decay(num_heads=4, head_dim=4), HEADS
     with pytest.raises(ValueError, match=message):
-        model(
-            **dict(attention=HEADS, feed_forward=(DENSE,), num_layers=4, first_layers=first)
-            | fields
-        )
+        model(**dict(attention=kinds, feed_forward=(DENSE,), num_layers=4) | fields)
 
 
 def test_a_layer_has_one_window_and_one_kind_of_positions():
@@ -205,7 +208,6 @@ def test_a_layer_has_one_window_and_one_kind_of_positions():
 
 
 def test_parameters_of_another_depth_are_refused():
+    deeper = replace(DEEPSEEK, num_layers=5, feed_forward=(DENSE, *(EXPERTS,) * 4))
     with pytest.raises(ValueError, match=r"have 4 layers \(1 first layers, .* has 5 \(1 first"):
-        jitted_forward(replace(DEEPSEEK, num_layers=5))(
-            random_params(DEEPSEEK), jnp.ones((1, 2), int)
-        )
+        jitted_forward(deeper)(random_params(DEEPSEEK), jnp.ones((1, 2), int))

@@ -1,0 +1,92 @@
+"""`Segments`: the parts of a stack of layers, of which one repeats."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.layer import Layer
+
+
+class Segments(NamedTuple):
+    """A stack as layers before a pattern, repetitions of the pattern, and layers after them.
+
+    Attributes:
+        first: Layers before the pattern.
+        period: Layers of the pattern; 0 if there is none.
+        repeats: Repetitions of the pattern.
+        tail: Layers after the last repetition, which are like the first ones of the pattern.
+    """
+
+    first: int
+    period: int
+    repeats: int
+    tail: int
+
+    @property
+    def num_compiled(self) -> int:
+        """Layers that are compiled: those of one repetition, and all others."""
+        return self.first + self.period + self.tail
+
+    def shares(self, reader: int, source: int) -> bool:
+        """Whether a layer can read what an earlier layer hands on."""
+        if source < self.first:
+            return True
+        return (source - self.first) // self.period == (reader - self.first) // self.period
+
+    def groups(self) -> dict[str, range]:
+        """Indices of the layers of each group; of the pattern, those of one repetition."""
+        return {
+            "first_layers": range(self.first),
+            "layers": range(self.first, self.first + self.period),
+            "tail": range(self.first, self.first + self.tail),
+        }
+
+    def locate(self, layer: int) -> tuple[str, tuple[int, ...]]:
+        """Return the path of a layer in its stack, and its repetition if there are several."""
+        if layer < self.first:
+            return f"first_layers/layer_{layer}", ()
+        repeat, index = divmod(layer - self.first, self.period)
+        is_tail = repeat == self.repeats
+        return (f"tail/layer_{index}", ()) if is_tail else (f"layers/layer_{index}", (repeat,))
+
+
+@lru_cache(maxsize=1024)
+def find_segments(layers: tuple[Layer, ...]) -> Segments:
+    """Find the pattern that repeats, such that as few layers as possible are compiled.
+
+    Layers before the pattern need two repetitions of it. A layer that reads keys and values of an
+    earlier one (`MultiHead.cross_layer_kv`) finds them before the pattern or in its own repetition.
+    If nothing repeats, all layers are one repetition, or all from the first such reader on.
+    """
+    numbers = dict[Layer, int]()
+    ids = [numbers.setdefault(layer, len(numbers)) for layer in layers]
+    sources = kv_sources(layers)
+    reader = min(sources, default=0)
+    best = Segments(reader, len(layers) - reader, 1, 0)
+    for first in range(len(layers)):
+        for period in range(1, best.num_compiled - first):
+            segments = Segments(first, period, *divmod(len(layers) - first, period))
+            if (
+                (not first or segments.repeats > 1)
+                and (segments.num_compiled, first) <= (best.num_compiled, best.first)
+                and all(x == y for x, y in zip(ids[first:], ids[first + period :], strict=False))
+                and all(segments.shares(*pair) for pair in sources.items())
+            ):
+                best = segments
+    return best
+
+
+def kv_sources(layers: Sequence[Layer]) -> dict[int, int]:
+    """Return the index of the layer whose keys and values each layer with `cross_layer_kv` reads.
+
+    This is the last layer before it that has the same window and keys of its own; -1 if there is
+    none.
+    """
+    sources, last = dict[int, int](), dict[Any, int]()
+    for i, layer in enumerate(layers):
+        if layer.attention.cross_layer_kv:
+            sources[i] = last.get(layer.window, -1)
+        elif isinstance(layer.attention, MultiHead):
+            last[layer.window] = i
+    return sources
