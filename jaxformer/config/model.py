@@ -14,7 +14,6 @@ from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.hybrid_heads import HybridHeads
 from jaxformer.config.attention.latent import Latent
-from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward
 from jaxformer.config.initialisation import Initialisation
@@ -203,12 +202,6 @@ class TransformerConfig:
         if self.unrolled and stack == "decoder":
             return Segments(len(layers), 0, 0, 0)
         return find_segments(layers)
-
-    def is_kv_source(self, layer: Layer) -> bool:
-        """Whether layers with `cross_layer_kv` may read keys and values of this layer."""
-        readers = (x.window for x in self.layers if x.attention.cross_layer_kv)
-        is_source = isinstance(layer.attention, MultiHead) and not layer.attention.cross_layer_kv
-        return is_source and layer.window in readers
 
     @property
     def residual_init_divisor(self) -> float:

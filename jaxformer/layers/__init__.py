@@ -1,11 +1,13 @@
 """Flax linen modules: each holds parameters and calls `functional`."""
 
 from jaxformer.layers.attention.inputs import AttentionInputs as AttentionInputs
+from jaxformer.layers.attention.inputs import LayerInputs as LayerInputs
 from jaxformer.layers.attention.multi_head import MultiHeadAttention as MultiHeadAttention
 from jaxformer.layers.block import Block as Block
 from jaxformer.layers.cache import Cache as Cache
 from jaxformer.layers.cache import KVCache as KVCache
 from jaxformer.layers.cache import LayerCache as LayerCache
+from jaxformer.layers.cache import LayerState as LayerState
 from jaxformer.layers.cache import empty_cache as empty_cache
 from jaxformer.layers.cache import take_rows as take_rows
 from jaxformer.layers.feed_forward import FeedForward as FeedForward

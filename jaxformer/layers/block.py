@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -14,11 +13,11 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
-from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
+from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs, MixingInputs
 from jaxformer.layers.attention.kinds import ATTENTION_MODULES
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
-from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
+from jaxformer.layers.cache import NO_STATE, KVCache, LayerState, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.layer_embedding import LayerEmbeddingBranch
 from jaxformer.layers.norms import Norm
@@ -26,8 +25,7 @@ from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.residual import ResidualConnection
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
-NO_INPUTS = AttentionInputs()
-Attend = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
+Attend = Callable[..., tuple[Float[Array, "*batch T D"], LayerState]]
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]
 POST_BRANCH_NORMS = "sandwich", "res_post"
@@ -63,29 +61,20 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: LayerInputs,
-        encoder_output: Float[Array, "*batch S D"] | None = None,
-        cross_inputs: AttentionInputs = NO_INPUTS,
-        cache: LayerCache | None = None,
-        cache_update: CacheUpdate | None = None,
-        layer_embedding: Float[Array, "*batch T E"] | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
-        """Return the layer's output and its updated cache.
+        self, x: Float[Array, "*batch T D"], inputs: LayerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Return the layer's output, and its new cache and what it hands on.
 
         Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
         reduces_together = reduces_branches_together(cfg, layer)
         attention = self.make_attention(keep_partial_sums=reduces_together)
-        self_cache = None if cache is None else cache.self_attention
-        inputs = self.add_layer_bias(inputs)
         branches: Branches = {}
-        cross_cache = None if cache is None else cache.cross_attention
-        if encoder_output is not None or cross_cache is not None:
-            branches["cross_attention"], cross_cache = self.make_cross_attention(
-                encoder_output, cross_inputs, cross_cache, keep_partial_sums=reduces_together
+        cross_kv = state.cross_attention
+        if inputs.encoder_output is not None or cross_kv is not None:
+            branches["cross_attention"], cross_kv = self.make_cross_attention(
+                inputs, cross_kv, keep_partial_sums=reduces_together
             )
         if layer.feed_forward.is_branch:
             branches["feed_forward"] = FeedForward(
@@ -95,23 +84,20 @@ class Block(nn.Module):
                 keep_partial_sums=reduces_together,
                 name="feed_forward",
             )
-        attend = partial(attention, inputs=inputs, cache_update=cache_update)
+        attend = partial(attention, inputs=self.add_layer_bias(inputs.self_attention))
         join_branches = {
             "serial": self.serial,
             "parallel": self.parallel,
             "parallel_shared_norm": self.parallel_shared_norm,
         }[cfg.block]
-        x, new_cache = join_branches(x, attend, branches, self_cache)
-        new_cache, attended_kv = new_cache if attention.returns_kv else (new_cache, None)
-        if layer_embedding is not None:
-            x = self.add_layer_embedding(x, layer_embedding)
+        x, new = join_branches(x, attend, branches, state)
+        if state.embedding is not None:
+            x = self.add_layer_embedding(x, state.embedding)
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features", dtype=x.dtype)
             x = x * scalar[0]
         x = sow_and_perturb(self, "residual_stream", x)
-        if new_cache is None and attended_kv is None:
-            return x, None
-        return x, LayerCache(new_cache, cross_cache, attended_kv)
+        return x, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
     def add_layer_embedding(
         self, x: Float[Array, "*batch T D"], embedding: Float[Array, "*batch T E"]
@@ -132,18 +118,12 @@ class Block(nn.Module):
             self.runtime,
             self.causal,
             keep_partial_sums=keep_partial_sums,
-            returns_kv=self.config.is_kv_source(layer),
             name="attention",
         )
 
     @nn.nowrap
     def make_cross_attention(
-        self,
-        encoder_output: Float[Array, "*batch S D"] | None,
-        inputs: AttentionInputs,
-        cache: KVCache | None,
-        *,
-        keep_partial_sums: bool,
+        self, inputs: LayerInputs, cached: KVCache | None, *, keep_partial_sums: bool
     ) -> tuple[Branch, KVCache | None]:
         """Return cross-attention to the encoder's output, or to the cache, and the new cache."""
         attention = MultiHeadAttention(
@@ -154,14 +134,16 @@ class Block(nn.Module):
             keep_partial_sums=keep_partial_sums,
             name="cross_attention",
         )
-        if encoder_output is not None:
-            source_kv = attention.project_key_value(encoder_output, inputs)
-            cache = swap_heads_and_slots(source_kv)
-        elif cache is not None:
-            source_kv = swap_heads_and_slots(cache)
-        return partial(attention.attend_to_source, inputs=inputs, source_kv=source_kv), cache
+        cross_inputs = inputs.cross_attention
+        if inputs.encoder_output is not None:
+            source_kv = attention.project_key_value(inputs.encoder_output, cross_inputs)
+            cached = swap_heads_and_slots(source_kv)
+        elif cached is not None:
+            source_kv = swap_heads_and_slots(cached)
+        attend = partial(attention.attend_to_source, inputs=cross_inputs, source_kv=source_kv)
+        return attend, cached
 
-    def add_layer_bias(self, inputs: LayerInputs) -> LayerInputs:
+    def add_layer_bias(self, inputs: MixingInputs) -> MixingInputs:
         """Add the score bias whose parameters are the layer's own, if it has one."""
         if not isinstance(inputs, AttentionInputs) or inputs.query_positions is None:
             return inputs
@@ -179,40 +161,40 @@ class Block(nn.Module):
         return F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
     def serial(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
-    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
         """Each branch reads the stream that the branch before it has written."""
         if self.layer_config.attention.is_branch:
-            y, cache = attend(self.pre_norm(x, "attention_norm"), cache=cache)
+            y, state = attend(self.pre_norm(x, "attention_norm"), state=state)
             x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
         for name, branch in branches.items():
             y = branch(self.pre_norm(x, f"{name}_norm"))
             x = self.add_residual(x, self.finish_branch(name, y), f"{name}_norm")
-        return x, cache
+        return x, state
 
     def parallel(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
-    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
         """All branches read the same stream, each after its own norm."""
         reduces_together = reduces_branches_together(self.config, self.layer_config)
         source = self.copy_to_branches(x) if reduces_together else x
-        y, cache = attend(self.pre_norm(source, "attention_norm"), cache=cache)
+        y, state = attend(self.pre_norm(source, "attention_norm"), state=state)
         outputs = {"attention": self.finish_branch("attention", y)}
         for name, branch in branches.items():
             y = branch(self.pre_norm(source, f"{name}_norm"))
             outputs[name] = self.finish_branch(name, y)
         if reduces_together:
-            return self.add_residual(x, self.reduce_branches(outputs), "norm"), cache
+            return self.add_residual(x, self.reduce_branches(outputs), "norm"), state
         for name, y in outputs.items():
             x = self.add_residual(x, y, f"{name}_norm")
-        return x, cache
+        return x, state
 
     def parallel_shared_norm(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, cache: Any
-    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
         """All branches read the same normalised stream; a norm after them applies to the sum."""
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
-        y, cache = attend(source, cache=cache)
+        y, state = attend(source, state=state)
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
         if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             y = self.post_norm(self.reduce_branches(outputs), "norm")
@@ -220,7 +202,7 @@ class Block(nn.Module):
         else:
             outputs = {n: self.scale_branch(n, y) for n, y in outputs.items()}
             y = self.post_norm(self.reduce_branches(outputs), "norm")
-        return self.add_residual(x, y, "norm"), cache
+        return self.add_residual(x, y, "norm"), state
 
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Norm before a branch, if norms stand there and the branch has none of its own."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
@@ -21,14 +21,10 @@ CacheT = TypeVar("CacheT", bound=KVCache | SharedCache | LatentCache)
 
 
 class LayerCache(NamedTuple):
-    """Cache of one layer: self-attention, and cross-attention if there is an encoder.
-
-    A layer also returns the keys and values it attended to, if later layers read them.
-    """
+    """Cache of one layer: self-attention, and cross-attention if there is an encoder."""
 
     self_attention: SelfAttentionCache
     cross_attention: KVCache | None = None
-    attended_kv: KVCache | None = None
 
 
 class Cache(NamedTuple):
@@ -212,6 +208,28 @@ class CacheUpdate:
     slots: Int[Array, "*batch T"]
     attends_to: Literal["buffer", "buffer_and_new", "new"]
     layer_index: Int[Array, ""] | None = None
+
+
+class LayerState(NamedTuple):
+    """What a layer keeps, and what layers hand on to the next ones.
+
+    Attributes:
+        cache: Cache of self-attention, if there is one.
+        cache_update: How the cache takes the new tokens.
+        cross_attention: Keys and values of the encoder's output, if they are cached.
+        kv: Keys and values that later layers with `cross_layer_kv` read, by the window of these
+            layers. A layer with this window and keys of its own replaces them; None until then.
+        embedding: Embedding of each token for this layer, if there are any.
+    """
+
+    cache: SelfAttentionCache = None
+    cache_update: CacheUpdate | None = None
+    cross_attention: KVCache | None = None
+    kv: dict[str, KVCache | None] = {}
+    embedding: Float[Array, "*batch T E"] | None = None
+
+
+NO_STATE = LayerState()
 
 
 def update_positions(

@@ -13,6 +13,7 @@ from jaxformer import functional as F
 from jaxformer.functional.collectives import TENSOR_SUM_REMAT_NAME
 from jaxformer.functional.grouped_gemm import GROUPED_MATMUL_REMAT_NAME
 from jaxformer.layers.attention.inputs import (
+    NO_INPUTS,
     AttentionInputs,
     LayerInputs,
     ScoreBiasFunction,
@@ -20,8 +21,8 @@ from jaxformer.layers.attention.inputs import (
     make_layer_inputs,
 )
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
-from jaxformer.layers.block import NO_INPUTS, Block
-from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache, distinct_windows
+from jaxformer.layers.block import Block
+from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache, LayerState
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
 
@@ -55,29 +56,18 @@ NO_CACHE: Any = LayerCache(None)
 SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
 
 
-class StackInputs(NamedTuple):
-    """What the layers read besides x.
+class GroupInputs(NamedTuple):
+    """What the layers of a group read besides x.
 
     Attributes:
-        layer_inputs: Inputs of each of the first layers and of one repetition of the pattern.
-        cache_updates: Cache update of each of these layers.
-        encoder_output: Last hidden vectors of the encoder, if there are any to read.
-        cross_inputs: Inputs of cross-attention.
-        shared_kv: Keys and values of the first layers that later layers read, by distinct window.
+        layers: Inputs of each layer, of the pattern those of one repetition.
+        cache_updates: How the cache of each layer takes the new tokens.
+        kv: Keys and values of layers before the group, as in `LayerState`.
     """
 
-    layer_inputs: tuple[LayerInputs, ...]
+    layers: tuple[LayerInputs, ...]
     cache_updates: tuple[CacheUpdate | None, ...]
-    encoder_output: Float[Array, "*batch S D"] | None
-    cross_inputs: AttentionInputs
-    shared_kv: tuple[KVCache | None, ...]
-
-    def of_layers(self, indices: range) -> "StackInputs":
-        """Return the inputs of these layers."""
-        layers = slice(indices.start, indices.stop)
-        return self._replace(
-            layer_inputs=self.layer_inputs[layers], cache_updates=self.cache_updates[layers]
-        )
+    kv: dict[str, KVCache | None]
 
 
 class LayerGroup(nn.Module):
@@ -92,47 +82,37 @@ class LayerGroup(nn.Module):
     def __call__(
         self,
         carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
-        inputs: StackInputs,
+        inputs: GroupInputs,
         scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...], Array | None],
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[Any, Any]]:
-        """Return x and the self-attention caches as carry; new cross-attention caches, shared KV.
+        """Return x and the self-attention caches as carry; new cross-attention caches, and `kv`.
 
         `scanned` is the index of this repetition, and the cross-attention caches and embeddings of
         its layers. The new caches hold the keys and values of the encoder's output, if there is
-        one. Outside a scan, keys and values that other groups may read are returned too.
+        one. Layers outside the group read no `kv` of a repetition.
         """
         block, policy = Block, REMAT_POLICIES[self.runtime.remat]
         if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
-        (x, caches), (index, cached_sources, embeddings) = carry, scanned
-        encoder_output, self_caches, cross_caches = inputs.encoder_output, [], []
-        windows, shared_kv = distinct_windows(self.config), list(inputs.shared_kv)
+        (x, caches), (index, cross_caches, embeddings) = carry, scanned
+        kv, states = inputs.kv, list[LayerState]()
         for i, layer_config in enumerate(self.layer_configs):
             layer = block(self.config, layer_config, self.runtime, self.causal, name=f"layer_{i}")
-            cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
             update = inputs.cache_updates[i]
-            update = None if update is None else replace(update, layer_index=index)
-            layer_inputs: Any = inputs.layer_inputs[i]
-            if layer_config.attention.cross_layer_kv:
-                source_kv = shared_kv[windows.index(layer_config.window)]
-                layer_inputs = layer_inputs._replace(source_kv=source_kv)
-            x, cache = layer(
-                x,
-                layer_inputs,
-                encoder_output,
-                inputs.cross_inputs,
-                cache,
-                update,
+            state = LayerState(
+                caches[i],
+                None if update is None else replace(update, layer_index=index),
+                cross_caches[i],
+                kv,
                 None if embeddings is None else embeddings[i],
             )
-            if cache is not None and cache.attended_kv is not None:
-                shared_kv[windows.index(layer_config.window)] = cache.attended_kv
-            self_caches.append(None if cache is None else cache.self_attention)
-            cross_caches.append(
-                None if cache is None or encoder_output is None else cache.cross_attention
-            )
-        returned_kv = tuple(shared_kv) if index is None else ()
-        return (x, tuple(self_caches)), (tuple(cross_caches), returned_kv)
+            x, state = layer(x, inputs.layers[i], state)
+            kv = state.kv
+            states.append(state)
+        has_source = inputs.layers[0].encoder_output is not None
+        new_cross_caches = tuple(x.cross_attention if has_source else None for x in states)
+        new_caches = tuple(state.cache for state in states)
+        return (x, new_caches), (new_cross_caches, kv if index is None else {})
 
 
 class Stack(nn.Module):
@@ -161,32 +141,34 @@ class Stack(nn.Module):
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
-        segments = self.config.segments(self.part)
+        segments, layers = self.config.segments(self.part), self.config.stacks[self.part]
         if not self.is_mutable_collection("params"):
             self.check_depth(segments)
-        layer_inputs, cache_updates, positions = make_layer_inputs(
+        attention_inputs, cache_updates, positions = make_layer_inputs(
             self.config,
             self.runtime,
             token_positions,
             cache,
             self.make_score_bias(),
-            layers=self.config.stacks[self.part][: segments.first + segments.period],
+            layers=layers[: segments.first + segments.period],
             causal=self.causal,
             contiguous_positions=contiguous_positions,
             num_axes=x.ndim + 1,
         )
-        no_kv = (None,) * len(distinct_windows(self.config))
-        inputs = StackInputs(layer_inputs, cache_updates, encoder_output, cross_inputs, no_kv)
+        inputs = [LayerInputs(x, cross_inputs, encoder_output) for x in attention_inputs]
+        kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
         x = sow_and_perturb(self, "stack_input", x)
         new_caches: dict[str, Any] = {}
         for name, indices in segments.groups().items():
             if not indices:
                 continue
             caches = (NO_CACHE,) * len(indices) if cache is None else getattr(cache, name)
-            x, new_caches[name], shared_kv = self.run_group(
-                name, indices, x, inputs, caches, layer_embeddings
+            group = slice(indices.start, indices.stop)
+            group_inputs = GroupInputs(tuple(inputs[group]), cache_updates[group], kv)
+            x, new_caches[name], new_kv = self.run_group(
+                name, layers[group], x, group_inputs, caches, layer_embeddings
             )
-            inputs = inputs._replace(shared_kv=shared_kv or inputs.shared_kv)
+            kv |= new_kv
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
@@ -195,30 +177,28 @@ class Stack(nn.Module):
     def run_group(
         self,
         name: str,
-        indices: range,
+        layer_configs: tuple[c.Layer, ...],
         x: Float[Array, "*batch T D"],
-        inputs: StackInputs,
+        inputs: GroupInputs,
         caches: tuple[LayerCache, ...],
         layer_embeddings: Float[Array, "layers *batch T E"] | None,
-    ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], tuple[KVCache | None, ...]]:
-        """Apply a group of layers; return x, their caches, and keys and values to share."""
+    ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], dict[str, KVCache | None]]:
+        """Apply a group of layers; return x, their caches, and keys and values to hand on."""
         group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
         segments = self.config.segments(self.part)
-        repeats = segments.repeats
         if layer_embeddings is not None:
             layer_embeddings = split_by_segment(layer_embeddings, segments)[name]
         if name == "layers":
-            group, index = self.scan_over(repeats), jnp.arange(repeats)
-            runtime = self.runtime if repeats > 1 else runtime
-        layer_configs = self.config.stacks[self.part][indices.start : indices.stop]
+            group, index = self.scan_over(segments.repeats), jnp.arange(segments.repeats)
+            runtime = self.runtime if segments.repeats > 1 else runtime
         layers = group(self.config, layer_configs, self.causal, runtime, name=name)
-        self_caches, cross_caches, _ = zip(*caches, strict=True)
-        (x, self_caches), (new_cross_caches, shared_kv) = layers(
-            (x, self_caches), inputs.of_layers(indices), (index, cross_caches, layer_embeddings)
+        self_caches, cross_caches = zip(*caches, strict=True)
+        (x, self_caches), (new_cross_caches, kv) = layers(
+            (x, self_caches), inputs, (index, cross_caches, layer_embeddings)
         )
-        if inputs.encoder_output is not None:
+        if inputs.layers[0].encoder_output is not None:
             cross_caches = new_cross_caches
-        return x, tuple(map(LayerCache, self_caches, cross_caches)), shared_kv
+        return x, tuple(map(LayerCache, self_caches, cross_caches)), kv
 
     @nn.nowrap
     def scan_over(self, repeats: int) -> Any:

@@ -8,14 +8,22 @@ import pytest
 
 from jaxformer import functional as F
 from jaxformer.config import GLU, LayerNorm, MoE, NoAttention, RMSNorm, Router, SharedExpert
-from jaxformer.layers import AttentionInputs, Block, FeedForward, MultiHeadAttention, RuntimeConfig
+from jaxformer.layers import (
+    AttentionInputs,
+    Block,
+    FeedForward,
+    LayerInputs,
+    MultiHeadAttention,
+    RuntimeConfig,
+)
 
 MODE = RuntimeConfig()
 
 
 def guide(length):
     at = jnp.arange(length)
-    return AttentionInputs(F.causal_mask(at, at), None, F.rope_rotations(at, F.rope_frequencies(6)))
+    rotations = F.rope_rotations(at, F.rope_frequencies(6))
+    return LayerInputs(AttentionInputs(F.causal_mask(at, at), None, rotations))
 
 
 @pytest.fixture
@@ -37,7 +45,7 @@ def parts(config, normal, randomise):
         return (
             x,
             jax.jit(block.apply)({"params": params}, x, g)[0],
-            lambda y: jax.jit(attention.apply)({"params": params["attention"]}, y, g)[0],
+            lambda y: jax.jit(attention.apply)({"params": params["attention"]}, y, *g[:1])[0],
             lambda y: jax.jit(feed_forward.apply)({"params": params["feed_forward"]}, y),
             norm,
         )

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer import costs, inspect, options
 from jaxformer.config import GLU, MLP, Normal
 from jaxformer.functional.activations import ACTIVATIONS
-from jaxformer.layers import FeedForward, empty_cache
+from jaxformer.layers import FeedForward, LayerState, empty_cache
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
@@ -132,7 +132,7 @@ PAIRS = {
 def test_a_mixer_gives_vectors_and_the_cache_that_it_was_given(answer, message):
     module = CustomMixer(BASE, mixer(answer), None, RuntimeConfig())
     with refused(message):
-        traced(module, X, NO_INPUTS, np.zeros((2, 2, 3), np.float32))
+        traced(module, X, NO_INPUTS, LayerState(np.zeros((2, 2, 3), np.float32)))
 
 
 def test_in_training_a_mixer_keeps_nothing():

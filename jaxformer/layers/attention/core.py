@@ -57,9 +57,7 @@ class HeadParameter(nn.Module):
 class AttentionModule(nn.Module):
     """Base of the modules of attention kinds: their fields, and projections to heads and back.
 
-    With `keep_partial_sums`, as in `Linear`, the caller sums over tensor-parallel devices. With
-    `returns_kv`, which multi-head attention alone knows, the new cache comes with the keys and
-    values that were attended to, for layers with `cross_layer_kv`.
+    With `keep_partial_sums`, as in `Linear`, the caller sums over tensor-parallel devices.
     """
 
     config: c.TransformerConfig
@@ -68,7 +66,6 @@ class AttentionModule(nn.Module):
     runtime: RuntimeConfig
     causal: bool = True
     keep_partial_sums: bool = False
-    returns_kv: bool = False
 
     @nn.nowrap
     def projection(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer.checks import OptionError, shown
 from jaxformer.layers.attention.core import AttentionModule
-from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
+from jaxformer.layers.cache import NO_STATE, LayerState, get_layer, set_layer
 from jaxformer.layers.custom_option import apply_option
 
 
@@ -24,14 +24,11 @@ class CustomMixer(AttentionModule):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: c.MixerInputs,
-        cache: Any = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], Any]:
-        """Apply the mixer; returns its output and the new cache."""
+        self, x: Float[Array, "*batch T D"], inputs: c.MixerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Apply the mixer; returns its output and the new state."""
         option: Any = self.attention
+        cache, cache_update = state.cache, state.cache_update
         if (context := self.runtime.mesh_axes.context) is not None:
             raise ValueError(
                 f"{type(option).__name__} is recurrent over the sequence, which cannot be sharded; "
@@ -53,7 +50,7 @@ class CustomMixer(AttentionModule):
         y, new = apply_option(self, option, mixed, x, keep_partial_sums=self.keep_partial_sums)
         if cache is not None:
             new = jax.tree.map(lambda a, b: set_layer(a, b, cache_update), cache, new)
-        return y, new
+        return y, state._replace(cache=new)
 
 
 def check_returned_cache(option: c.Mixer, cache: Any, new: Any) -> None:

@@ -9,7 +9,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import StateCache
 from jaxformer.layers.attention.core import AttentionModule, HeadParameter
-from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
+from jaxformer.layers.cache import NO_STATE, LayerState, get_layer, set_layer
 from jaxformer.layers.parameters import log_spaced_memory_init, rope_frequency_init
 from jaxformer.layers.runtime import sow_and_perturb
 
@@ -43,24 +43,20 @@ class DecayAttention(AttentionModule):
         self.out = self.output_projection(heads)
 
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: c.MixerInputs,
-        cache: StateCache | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
-        """Decay attention over the sequence and the cached state; returns the new cache too."""
-        attention = self.attention
+        self, x: Float[Array, "*batch T D"], inputs: c.MixerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Decay attention over the sequence and the cached state; returns the new one too."""
+        attention, cache = self.attention, state.cache
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         value = self.value(x).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
         trace = DecayTrace(rates, inputs.segments, value)
         value = sow_and_perturb(self, "attention_trace", trace).value
-        output, state = F.linear_recurrence(
+        output, last = F.linear_recurrence(
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,
             self.theta(rates.gamma.shape[0]),
-            initial_state=cache and get_layer(cache.state, cache_update)[..., 0, :],
+            initial_state=cache and get_layer(cache.state, state.cache_update)[..., 0, :],
             segments=inputs.segments,
             valid=inputs.valid,
             pairing="halves" if attention.angles is None else attention.angles.pairing,
@@ -68,8 +64,9 @@ class DecayAttention(AttentionModule):
         )
         y = self.out(output.astype(self.runtime.dtype))
         if cache is None:
-            return y, None
-        return y, StateCache(set_layer(cache.state, state[..., None, :], cache_update))
+            return y, state
+        new = set_layer(cache.state, last[..., None, :], state.cache_update)
+        return y, state._replace(cache=StateCache(new))
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Complex64, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, update_positions
+from jaxformer.layers.cache import Cache, CacheUpdate, update_positions
 from jaxformer.layers.parameters import local_shard
 from jaxformer.layers.rope import token_rotations
 from jaxformer.layers.runtime import RuntimeConfig
@@ -32,8 +32,7 @@ class AttentionInputs(NamedTuple):
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
     computes the full score matrix. Rotations are unit complex numbers. `recurrent` are the inputs
-    of recurrences beside attention in the same layer (`config.HybridHeads`). `source_kv` are the
-    keys and values of the earlier layer that `MultiHead.cross_layer_kv` reads.
+    of recurrences beside attention in the same layer (`config.HybridHeads`).
     """
 
     mask: Bool[Array, "..."] | F.AttentionMask | None = None
@@ -43,10 +42,26 @@ class AttentionInputs(NamedTuple):
     key_positions: Int[Array, "*batch S"] | None = None
     query_scale: Float[Array, "*batch T"] | None = None
     recurrent: c.MixerInputs | None = None
-    source_kv: KVCache | None = None
 
 
-LayerInputs = AttentionInputs | c.MixerInputs
+NO_INPUTS = AttentionInputs()
+MixingInputs = AttentionInputs | c.MixerInputs
+
+
+class LayerInputs(NamedTuple):
+    """What a layer reads beside x and its state.
+
+    Attributes:
+        self_attention: Inputs of self-attention, or of what stands in its place.
+        cross_attention: Inputs of cross-attention.
+        encoder_output: Last hidden vectors of the encoder, if there are any to read.
+    """
+
+    self_attention: MixingInputs
+    cross_attention: AttentionInputs = NO_INPUTS
+    encoder_output: Float[Array, "*batch S D"] | None = None
+
+
 ScoreBiasFunction = Callable[
     [c.ScoreBias, int, Int[Array, "*batch T"], Int[Array, "*batch S"]], F.AttentionBias
 ]
@@ -63,7 +78,7 @@ def make_layer_inputs(
     causal: bool,
     contiguous_positions: bool,
     num_axes: int,
-) -> tuple[tuple[LayerInputs, ...], tuple[CacheUpdate | None, ...], tuple[Array, ...]]:
+) -> tuple[tuple[MixingInputs, ...], tuple[CacheUpdate | None, ...], tuple[Array, ...]]:
     """Make the inputs of each layer, its cache update, and new cache positions.
 
     Equal options share their arrays. With a cache, padding has segment 0 and no slot.
@@ -112,7 +127,7 @@ def make_layer_inputs(
     )
     query_scale = memoize(lambda scaling: scaling(queries.positions))
 
-    def layer_inputs(layer: c.Layer) -> LayerInputs:
+    def layer_inputs(layer: c.Layer) -> MixingInputs:
         kind, window = layer.attention, layer.window
         if not kind.has_scores:
             return mixer_inputs

@@ -12,13 +12,13 @@ from jaxformer import functional as F
 from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.decay import DecayAttention
-from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
+from jaxformer.layers.attention.inputs import AttentionInputs, MixingInputs
 from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.linear_attention import LinearAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
-from jaxformer.layers.cache import CacheUpdate
+from jaxformer.layers.cache import NO_STATE, LayerState
 
 
 class HybridHeads(AttentionModule):
@@ -28,13 +28,9 @@ class HybridHeads(AttentionModule):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: LayerInputs,
-        cache: tuple[Any, ...] | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], tuple[Any, ...] | None]:
-        """Apply all kinds; returns the sum and the new cache of each."""
+        self, x: Float[Array, "*batch T D"], inputs: MixingInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Apply all kinds; returns the sum, and the new cache of each in the state."""
         outputs, caches = [], []
         for i, kind in enumerate(self.attention.kinds):
             module = ATTENTION_MODULES.get(type(kind), CustomMixer)(
@@ -49,13 +45,14 @@ class HybridHeads(AttentionModule):
             kind_inputs: Any = inputs
             if isinstance(inputs, AttentionInputs) and not kind.has_scores:
                 kind_inputs = inputs.recurrent
-            y, new = module(x, kind_inputs, None if cache is None else cache[i], cache_update)
+            cache = None if state.cache is None else state.cache[i]
+            y, new = module(x, kind_inputs, state._replace(cache=cache))
             outputs.append(y)
-            caches.append(new)
+            caches.append(new.cache)
         y = reduce(add, outputs)
         if not self.keep_partial_sums:
             y = F.reduce_from_tensor_parallel(y, self.runtime.mesh_axes.tensor)
-        return y, None if cache is None else tuple(caches)
+        return y, state if state.cache is None else state._replace(cache=tuple(caches))
 
 
 ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # a custom mixer has CustomMixer

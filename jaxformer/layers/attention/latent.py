@@ -10,7 +10,7 @@ from jaxformer.config.attention.layer_sizes import LatentCache
 from jaxformer.layers.attention.core import AttentionModule, ScoreOptions, attend
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import HeadKernel
-from jaxformer.layers.cache import CacheUpdate, update_cache
+from jaxformer.layers.cache import NO_STATE, LayerState, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 
@@ -57,25 +57,21 @@ class LatentAttention(AttentionModule):
         return self.projection(role, (1, width), "model -> kv_heads")
 
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: AttentionInputs,
-        cache: LatentCache | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], LatentCache | None]:
-        """Self-attention over the sequence and the cache; returns the output and the new cache."""
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Self-attention over the sequence and the cache; returns the output and the new state."""
         cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         rotary_key = self.apply_rope("k", self.rotary_key(x), inputs)
         new = LatentCache(self.latent_norm(self.latent(x)), rotary_key)
-        use_absorbed = cache is not None and F.prefer_absorbed(
+        use_absorbed = state.cache is not None and F.prefer_absorbed(
             x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
         )
-        kv, cache = update_cache(new, cache, cache_update)
+        kv, cache = update_cache(new, state.cache, state.cache_update)
         query, kv = self.project_query(x, inputs), LatentCache(*(y.astype(x.dtype) for y in kv))
         attend = self.attend_absorbed if use_absorbed else self.attend_expanded
         heads = attend(query, kv, inputs)
-        return self.project_heads(x, heads), cache
+        return self.project_heads(x, heads), state._replace(cache=cache)
 
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs

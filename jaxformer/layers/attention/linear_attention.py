@@ -12,7 +12,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import ConvolutionCache, LinearAttentionCache
 from jaxformer.layers.attention.core import AttentionModule, HeadParameter, local_kv_heads
-from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
+from jaxformer.layers.cache import NO_STATE, CacheUpdate, LayerState, get_layer, set_layer
 from jaxformer.layers.convolution import Convolution
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
@@ -44,14 +44,11 @@ class LinearAttention(AttentionModule):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: c.MixerInputs,
-        cache: LinearAttentionCache | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], LinearAttentionCache | None]:
-        """Write tokens into the state and read it; returns the output and the new cache."""
+        self, x: Float[Array, "*batch T D"], inputs: c.MixerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Write tokens into the cached state and read it; returns the output and the new state."""
         cfg, runtime = self.attention, self.runtime
+        cache, cache_update = state.cache, state.cache_update
         shared_x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
         (query, key, value), convolutions = self._vectors(shared_x, inputs, cache, cache_update)
         if cfg.unit_vectors:
@@ -61,7 +58,7 @@ class LinearAttention(AttentionModule):
         trace = LinearAttentionTrace(decays, query, key, value)
         _, query, key, value = sow_and_perturb(self, "attention_trace", trace)
         scale = cfg.key_dim**-0.5 if cfg.scale is None else cfg.scale
-        y, state = F.linear_attention(
+        y, last = F.linear_attention(
             query.astype(jnp.float32) * scale,
             key,
             value.astype(jnp.float32),
@@ -79,9 +76,9 @@ class LinearAttention(AttentionModule):
         y = self._gated_norm(y, x, shared_x).astype(runtime.dtype)
         out = self.output_projection((cfg.num_heads, cfg.value_dim), name="out")
         if cache is None:
-            return out(y), None
-        new_state = set_layer(cache.state, state, cache_update)
-        return out(y), LinearAttentionCache(new_state, convolutions)
+            return out(y), state
+        new = LinearAttentionCache(set_layer(cache.state, last, cache_update), convolutions)
+        return out(y), state._replace(cache=new)
 
     def _vectors(
         self,

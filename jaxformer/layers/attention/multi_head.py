@@ -20,7 +20,7 @@ from jaxformer.layers.attention.core import (
     local_kv_heads,
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import CacheUpdate, update_cache
+from jaxformer.layers.cache import NO_STATE, LayerState, update_cache
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
@@ -105,20 +105,23 @@ class MultiHeadAttention(GroupedHeadsAttention):
             self.relative = HeadKernel(shape, init.projection, self.runtime)
 
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: AttentionInputs,
-        cache: KVCache | tuple[()] | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], Any]:
-        """Self-attention over the sequence and the cache; returns the output and the new cache."""
-        if inputs.source_kv is not None:
-            return self.attend_to_source(x, inputs, inputs.source_kv), cache
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Self-attention over the sequence and the cache; returns the output and the new state.
+
+        With `cross_layer_kv` the keys and values are those of an earlier layer of this window.
+        """
+        window = repr(self.attention.windows[0])
+        if self.attention.cross_layer_kv:
+            source_kv: Any = state.kv[window]
+            return self.attend_to_source(x, inputs, source_kv), state
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
-        kv, new_cache = update_cache(self.project_key_value(x, inputs), cache or None, cache_update)
+        new = self.project_key_value(x, inputs)
+        kv, cache = update_cache(new, state.cache, state.cache_update)
         y = self.project_heads(x, self.attend(query, kv, inputs))
-        return y, (new_cache, kv) if self.returns_kv else new_cache
+        read = {window: kv} if window in state.kv else {}
+        return y, state._replace(cache=cache, kv=state.kv | read)
 
     def attend_to_source(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache

@@ -10,7 +10,7 @@ from jaxformer.config.positions import as_rope
 from jaxformer.layers.attention.core import ScoreOptions, attend, local_kv_heads
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import GroupedHeadsAttention
-from jaxformer.layers.cache import CacheUpdate, update_cache
+from jaxformer.layers.cache import NO_STATE, LayerState, update_cache
 
 
 class SharedKVAttention(GroupedHeadsAttention):
@@ -27,13 +27,9 @@ class SharedKVAttention(GroupedHeadsAttention):
         self.key_value = self.projection("key_value", kv_heads, "model -> kv_heads")
 
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: AttentionInputs,
-        cache: KVCache | SharedCache | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
-        """Self-attention over the sequence and the cache; returns the output and the new cache."""
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Self-attention over the sequence and the cache; returns the output and the new state."""
         cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query, projected = self.query(x), self.key_value(x)
@@ -49,7 +45,7 @@ class SharedKVAttention(GroupedHeadsAttention):
             new = KVCache(key, value)
         else:
             query, new = self.scale_rotated_query(query), SharedCache(value)
-        kv, cache = update_cache(new, cache, cache_update)
+        kv, cache = update_cache(new, state.cache, state.cache_update)
         heads = attend(
             self,
             query,
@@ -59,7 +55,7 @@ class SharedKVAttention(GroupedHeadsAttention):
             score_options=ScoreOptions(scale=cfg.scale, logit_softcap=cfg.logit_softcap),
         )
         heads = self.apply_rope("o", heads, inputs)
-        return self.project_heads(x, heads), cache
+        return self.project_heads(x, heads), state._replace(cache=cache)
 
     def scale_rotated_query(
         self, query: Float[Array, "*batch T N H"]

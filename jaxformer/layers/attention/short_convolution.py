@@ -5,9 +5,8 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention.layer_sizes import ConvolutionCache
 from jaxformer.layers.attention.core import AttentionModule
-from jaxformer.layers.cache import CacheUpdate
+from jaxformer.layers.cache import NO_STATE, LayerState
 from jaxformer.layers.convolution import Convolution
 
 
@@ -18,13 +17,9 @@ class ShortConvolutionMixer(AttentionModule):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        inputs: c.MixerInputs,
-        cache: ConvolutionCache | None = None,
-        cache_update: CacheUpdate | None = None,
-    ) -> tuple[Float[Array, "*batch T D"], ConvolutionCache | None]:
-        """Convolve the gated values; returns the output and the new cache."""
+        self, x: Float[Array, "*batch T D"], inputs: c.MixerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        """Convolve the gated values; returns the output and the new state."""
         cfg, runtime = self.attention, self.runtime
         heads = cfg.num_heads, cfg.head_dim
         x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
@@ -36,6 +31,7 @@ class ShortConvolutionMixer(AttentionModule):
         convolution = Convolution(
             *heads, cfg.width, runtime, bias="convolution" in cfg.biases, name="convolution"
         )
-        mixed, cache = convolution(gated, inputs, cache, cache_update)
+        mixed, cache = convolution(gated, inputs, state.cache, state.cache_update)
         mixed = project("output_gate") * mixed
-        return self.output_projection(heads, name="out")(mixed), cache
+        y = self.output_projection(heads, name="out")(mixed)
+        return y, state._replace(cache=cache)

@@ -83,10 +83,10 @@ def test_layer_by_hand(normal, angles, biases):
     assert ("angles" in params) == (angles is not None and angles.learned)
     turns = np.zeros((N, H // 2)) if angles is None else 50.0 ** (-np.arange(0, H, 2) / H)
     turns = np.asarray(params["angles"]["bias"]) if "angles" in params else turns
-    actual, cache = jax.jit(module.apply)({"params": params}, x, NO_INPUTS)
+    actual, state = jax.jit(module.apply)({"params": params}, x, NO_INPUTS)
     pairing = "halves" if angles is None else angles.pairing
     np.testing.assert_allclose(actual, by_hand(params, x, turns, pairing), atol=1e-5)
-    assert cache is None
+    assert state.cache is None
 
 
 def test_memories_and_angles_at_first():
