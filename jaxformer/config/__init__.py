@@ -64,6 +64,8 @@ from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL
 from jaxformer.config.positions import Window as Window
 from jaxformer.config.residual import DeepNorm as DeepNorm
+from jaxformer.config.residual import HyperConnections as HyperConnections
+from jaxformer.config.residual import Place as Place
 from jaxformer.config.residual import Residual as Residual
 from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
 from jaxformer.config.rope_scaling import LinearScaling as LinearScaling

@@ -27,6 +27,7 @@ def check_model(config: Any) -> None:
     check_sinusoids(config, kinds)
     check_cross_attention(config, decoder_kinds)
     check_branches(config)
+    check_residual(config)
     check_kv_sources(config)
     check_masked_ids(config)
 
@@ -100,6 +101,28 @@ def check_branches(config: Any) -> None:
             not option.has_norms or config.block == "serial",
             f"MoE.norm needs the serial block; got {config.block!r}.",
         )
+
+
+def check_residual(config: Any) -> None:
+    """Check that what flows through the depth is read once for each sum that is written."""
+    option = config.residual
+    if option is None or option.is_short:
+        return
+    placements = {layer.norm_placement for layer in config.layers + config.encoder_layers}
+    name = type(option).__name__
+    require(
+        "post" not in placements,
+        f"{name} is no single stream, so norm_placement must not be 'post', a norm of the sum.",
+    )
+    require(
+        option.per == "layer" or not (config.layer_scalar or config.layer_embedding),
+        f"layer_scalar and layer_embedding need one stream, which {name} has not.",
+    )
+    require(
+        config.block != "parallel" or placements == {"pre"} or option.per == "layer",
+        f"{name} reads once for all parallel branches, so block='parallel' needs norm_placement "
+        f"'pre'; got {', '.join(sorted(placements))}.",
+    )
 
 
 def check_kv_sources(config: Any) -> None:

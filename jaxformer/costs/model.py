@@ -83,9 +83,20 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         total += layer_flops(layer, d, source_length if reads_source else length)
         if config.layer_embedding is not None:
             total += config.layer_embedding.flops(d, length)
+        total += residual_flops(config, layer, source_length if reads_source else length)
         if has_source and not reads_source:  # cross-attention
             total += layer.attention.attention_flops(d, length, source_length, source_length)
     return total
+
+
+def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> int:
+    """FLOPs of the residual connections of a layer; 0 without an option."""
+    option = config.residual
+    if option is None:
+        return 0
+    branches = layer.attention.is_branch + layer.feed_forward.is_branch
+    is_one = option.per == "layer" or config.block != "serial"
+    return option.flops(config.model_dim, length) * (1 if is_one else branches)
 
 
 def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.Layer, bool]]:
@@ -246,9 +257,11 @@ def activation_bytes(
     devices = tensor, context, expert_capacity_factor
     saved, peak_layer = 0.0, 0.0
     d = config.model_dim
+    further_streams = 0 if config.residual is None else config.residual.state_width(d) - d
     for layer, reads_source in _layers(config):
         stack_tokens, keys = (source, source_length) if reads_source else (tokens, length)
         saved += stack_tokens * _saved_per_token(layer, d, keys, remat, *devices, platform)
+        saved += stack_tokens * further_streams
         layer_total = _saved_per_token(layer, d, keys, "none", *devices)
         if context > 1:  # keys and values of another device, and their gradients
             widths = layer.attention.activation_widths(d, layer.positions, tensor)

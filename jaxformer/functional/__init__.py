@@ -96,6 +96,7 @@ from jaxformer.functional.embeddings import shift_right as shift_right
 from jaxformer.functional.embeddings import unit_vectors as unit_vectors
 from jaxformer.functional.external_kernels import KERNEL_REMAT_NAME as KERNEL_REMAT_NAME
 from jaxformer.functional.grouped_gemm import grouped_matmul as grouped_matmul
+from jaxformer.functional.hyper_connections import hyper_connections as hyper_connections
 from jaxformer.functional.linear import dropout as dropout
 from jaxformer.functional.linear import linear as linear
 from jaxformer.functional.linear_attention import LinearAttention as LinearAttention

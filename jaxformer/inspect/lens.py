@@ -113,7 +113,14 @@ def logit_lens(
 def depth_streams(
     config: c.TransformerConfig, recorded: ModelTrace
 ) -> Float[Array, "depths *batch T D"]:
-    """Residual streams before the LM head: after 0, 1, ... layers."""
+    """Residual streams before the LM head: after 0, 1, ... layers.
+
+    Raises:
+        ValueError: The model has no single stream that its final norm reads.
+    """
+    if config.residual is not None and not config.residual.is_short:
+        name = type(config.residual).__name__
+        raise ValueError(f"A lens reads one residual stream, but {name} hands on another state.")
     stack: ResidualTrace = getattr(recorded, head_stack(config))
     return jnp.concatenate([stack.embeddings[None], stack.stream])
 

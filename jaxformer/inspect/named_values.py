@@ -21,6 +21,7 @@ BRANCHES = ("attention", "cross_attention", "feed_forward", "parallel_branches",
 LAYER_VALUES: dict[str, tuple[str, ...]] = {
     "stream": ("residual_stream",),
     **{name: (f"from_{name}",) for name in BRANCHES},
+    **{f"read_by_{name}": (f"read_by_{name}",) for name in (*BRANCHES[:3], "branches", "layer")},
     "query": ("attention", "attention_trace", "query"),
     "key": ("attention", "attention_trace", "key"),
     "value": ("attention", "attention_trace", "value"),
@@ -67,7 +68,9 @@ class ModelRun(NamedTuple):
 def names(config: c.TransformerConfig) -> tuple[ValueName, ...]:
     """Names of the values that `run` records and patches, with their layers and shapes.
 
-    `embeddings`, `stream`, `final_normed` and the branches are those of `ResidualTrace`; `query`,
+    `embeddings`, `stream`, `final_normed` and the branches are those of `ResidualTrace`. Of a
+    residual option with several streams, `stream` has them as an axis like heads, and
+    `read_by_attention` and others are what a branch reads of them. `query`,
     `key` and `value` are what a mixer reads, after RoPE; `heads` is what its output projection
     reads, `hidden` the neurons of a dense feed-forward. Names of an encoder-decoder's encoder start
     with "encoder/". Custom mixers and routed experts have no values but their branch.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -22,9 +23,10 @@ from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.layer_embedding import LayerEmbeddingBranch
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import sharded_parameter
-from jaxformer.layers.residual import ResidualConnection
+from jaxformer.layers.residual import Join, ResidualParameters, read, sow_stream
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout, sow_and_perturb
 
+Stream = Any  # [*batch, T, D], or the state of a residual option
 Attend = Callable[..., tuple[Float[Array, "*batch T D"], LayerState]]
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 Branches = dict[str, Branch]
@@ -61,13 +63,15 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*batch T D"], inputs: LayerInputs, state: LayerState = NO_STATE
-    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        self, stream: Stream, inputs: LayerInputs, state: LayerState = NO_STATE
+    ) -> tuple[Stream, LayerState]:
         """Return the layer's output, and its new cache and what it hands on.
 
         Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
+        around_layer = cfg.residual is not None and cfg.residual.per == "layer"
+        x, join = self.read(stream, "layer", state) if around_layer else (stream, None)
         reduces_together = reduces_branches_together(cfg, layer)
         attention = self.make_attention(keep_partial_sums=reduces_together)
         branches: Branches = {}
@@ -96,8 +100,8 @@ class Block(nn.Module):
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features", dtype=x.dtype)
             x = x * scalar[0]
-        x = sow_and_perturb(self, "residual_stream", x)
-        return x, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
+        stream = sow_stream(self, x if join is None else join(x))
+        return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
     def add_layer_embedding(
         self, x: Float[Array, "*batch T D"], embedding: Float[Array, "*batch T E"]
@@ -161,38 +165,42 @@ class Block(nn.Module):
         return F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
     def serial(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
-    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        self, stream: Stream, attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Stream, LayerState]:
         """Each branch reads the stream that the branch before it has written."""
         if self.layer_config.attention.is_branch:
+            x, join = self.read(stream, "attention", state)
             y, state = attend(self.pre_norm(x, "attention_norm"), state=state)
-            x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
+            stream = join(self.finish_branch("attention", y))
         for name, branch in branches.items():
+            x, join = self.read(stream, name, state)
             y = branch(self.pre_norm(x, f"{name}_norm"))
-            x = self.add_residual(x, self.finish_branch(name, y), f"{name}_norm")
-        return x, state
+            stream = join(self.finish_branch(name, y))
+        return stream, state
 
     def parallel(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
-    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        self, stream: Stream, attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Stream, LayerState]:
         """All branches read the same stream, each after its own norm."""
         reduces_together = reduces_branches_together(self.config, self.layer_config)
+        x, join = self.read(stream, "", state) if reduces_together else (stream, None)
         source = self.copy_to_branches(x) if reduces_together else x
         y, state = attend(self.pre_norm(source, "attention_norm"), state=state)
         outputs = {"attention": self.finish_branch("attention", y)}
         for name, branch in branches.items():
             y = branch(self.pre_norm(source, f"{name}_norm"))
             outputs[name] = self.finish_branch(name, y)
-        if reduces_together:
-            return self.add_residual(x, self.reduce_branches(outputs), "norm"), state
+        if join is not None:
+            return join(self.reduce_branches(outputs)), state
         for name, y in outputs.items():
-            x = self.add_residual(x, y, f"{name}_norm")
-        return x, state
+            stream = self.read(stream, name, state)[1](y)
+        return stream, state
 
     def parallel_shared_norm(
-        self, x: Float[Array, "*batch T D"], attend: Attend, branches: Branches, state: LayerState
-    ) -> tuple[Float[Array, "*batch T D"], LayerState]:
+        self, stream: Stream, attend: Attend, branches: Branches, state: LayerState
+    ) -> tuple[Stream, LayerState]:
         """All branches read the same normalised stream; a norm after them applies to the sum."""
+        x, join = self.read(stream, "", state)
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
         y, state = attend(source, state=state)
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
@@ -202,10 +210,32 @@ class Block(nn.Module):
         else:
             outputs = {n: self.scale_branch(n, y) for n, y in outputs.items()}
             y = self.post_norm(self.reduce_branches(outputs), "norm")
-        return self.add_residual(x, y, "norm"), state
+        return join(y), state
+
+    def read(self, stream: Stream, branch: str, state: LayerState) -> tuple[Array, Join]:
+        """Return what a branch reads of the stream, and what joins its output to the stream.
+
+        By default the branch reads the stream, and their sum is the next; it is normalised if
+        norm_placement is "post". The branch "" is the sum of parallel branches.
+        """
+        option, prefix = self.config.residual, f"{branch}_" if branch else ""
+        x: Any = stream
+        join: Join = partial(add, stream)
+        if option is not None and (option.per == "branch" or branch == "layer"):
+            name = f"{prefix}residual"
+            params = ResidualParameters(option, self.runtime, self.config.model_dim, name=name)()
+            x, join = read(option, params, stream, c.Place(state.layer, branch or "branches"))
+            if not option.is_short:
+                x = sow_and_perturb(self, f"read_by_{branch or 'branches'}", x)
+        if self.layer_config.norm_placement != "post" or branch == "layer":
+            return x, join
+        return x, lambda y: Norm(self.config.norm, self.runtime, name=f"post_{prefix}norm")(join(y))
 
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Norm before a branch, if norms stand there and the branch has none of its own."""
+        option = self.config.residual
+        if option is not None and option.norms_input:
+            return x
         if norm == "feed_forward_norm" and self.layer_config.feed_forward.has_norms:
             return x
         if self.layer_config.norm_placement in ("pre", "sandwich"):
@@ -234,16 +264,3 @@ class Block(nn.Module):
         return F.reduce_from_tensor_parallel(
             reduce(add, outputs.values()), self.runtime.mesh_axes.tensor
         )
-
-    def add_residual(
-        self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm_name: str
-    ) -> Float[Array, "*batch T D"]:
-        """Join stream and branch, x + y by default; normalise if norm_placement is "post"."""
-        if self.config.residual is None:
-            x = x + y
-        else:
-            name = norm_name.removesuffix("norm") + "residual"
-            x = ResidualConnection(self.config.residual, self.runtime, name=name)(x, y)
-        if self.layer_config.norm_placement == "post":
-            return Norm(self.config.norm, self.runtime, name=f"post_{norm_name}")(x)
-        return x

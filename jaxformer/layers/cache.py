@@ -220,6 +220,7 @@ class LayerState(NamedTuple):
         kv: Keys and values that later layers with `cross_layer_kv` read, by the window of these
             layers. A layer with this window and keys of its own replaces them; None until then.
         embedding: Embedding of each token for this layer, if there are any.
+        layer: Number of the layer, if its residual connection needs it.
     """
 
     cache: SelfAttentionCache = None
@@ -227,6 +228,7 @@ class LayerState(NamedTuple):
     cross_attention: KVCache | None = None
     kv: dict[str, KVCache | None] = {}
     embedding: Float[Array, "*batch T E"] | None = None
+    layer: int | Int[Array, ""] | None = None
 
 
 NO_STATE = LayerState()

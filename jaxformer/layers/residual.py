@@ -1,34 +1,88 @@
-"""Module of a residual option: its parameters, and the stream after a branch."""
+"""Residual options in the stack: their parameters, and checks of what they return."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
-from jaxformer.checks import OptionError, require_like
+from jaxformer import functional as F
+from jaxformer.checks import OptionError, named_errors, require_like, shown
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.custom_option import option_parameters
-from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
+
+AXES = "[rows, tokens, width]"
+Join = Callable[[Float[Array, "*batch T D"]], Any]
 
 
-class ResidualConnection(nn.Module):
-    """Parameters of a `config.Residual`; call it with the stream and a branch's output."""
+class ResidualParameters(nn.Module):
+    """Parameters of a `config.Residual`, of one branch or layer, or of the model."""
 
     option: c.Residual
     runtime: RuntimeConfig
+    model_dim: int
+    of_model: bool = False
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"]
-    ) -> Float[Array, "*batch T D"]:
-        """Return the stream after the branch."""
-        declared, name = self.option.parameters(x.shape[-1]), type(self.option).__name__
+    def __call__(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        option, scope = self.option, "model_parameters" if self.of_model else "parameters"
+        declared = getattr(option, scope)(self.model_dim)
         for parameter_name, parameter in declared.items():
             if set(parse_logical_axes(parameter.axes).names) - {"model", "features"}:
                 raise OptionError(
-                    f"{name}.parameters: every device has all of the stream, so axes must be "
-                    f"model or features; got {parameter.axes!r} of {parameter_name!r}."
+                    f"{type(option).__name__}.{scope}: every device has all of the stream, so axes "
+                    f"must be model or features; got {parameter.axes!r} of {parameter_name!r}."
                 )
-        params = option_parameters(self, self.option, declared, self.runtime.dtype)
-        stream = self.option(params, x, y)
-        require_like(name, "[rows, tokens, width]", stream, x.shape, x.dtype)
-        return stream
+        return option_parameters(self, option, declared, self.runtime.dtype)
+
+
+def begin(option: c.Residual, params: dict[str, Array], x: Float[Array, "*batch T D"]) -> Any:
+    """Return the state that flows through the depth."""
+    name = f"{type(option).__name__}.begin"
+    with named_errors(name):
+        state = option.begin(x, params)
+    for leaf in jax.tree.leaves(state):
+        if leaf.shape[: x.ndim - 1] != x.shape[:-1]:
+            raise OptionError(
+                f"{name} must return arrays that begin with the axes {x.shape[:-1]} of rows and "
+                f"tokens; got {leaf.shape}."
+            )
+    return F.pvary_like(state, x)  # zeros that the option made are alike on all devices
+
+
+def read(
+    option: c.Residual, params: dict[str, Array], state: Any, place: c.Place
+) -> tuple[Float[Array, "*batch T D"], Join]:
+    """Return what a branch reads, and the function from its output to the next state."""
+    name = type(option).__name__
+    with named_errors(f"{name}.read"):
+        x, held = option.read(state, params, place)
+
+    def join(y: Float[Array, "*batch T D"]) -> Any:
+        with named_errors(f"{name}.write"):
+            new = option.write(state, held, y, params, place)
+        before_and_after: Any = jax.tree.structure(state), jax.tree.structure(new)
+        if before_and_after[0] != before_and_after[1]:
+            raise OptionError(f"{name}.write must return a state like its input; got {shown(new)}.")
+        for after, before in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
+            require_like(name, AXES, after, before.shape, before.dtype)
+        return new
+
+    return x, join
+
+
+def end(option: c.Residual, params: dict[str, Array], state: Any) -> Float[Array, "*batch T D"]:
+    """Return the stream that the final norm reads."""
+    with named_errors(f"{type(option).__name__}.end"):
+        return option.end(state, params)
+
+
+def sow_stream(module: nn.Module, state: Any) -> Any:
+    """Sow the first array of the state as the residual stream, and return the state, perturbed."""
+    leaves, structure = jax.tree.flatten(state)
+    leaves[0] = sow_and_perturb(module, "residual_stream", leaves[0])
+    return jax.tree.unflatten(structure, leaves)

@@ -24,6 +24,7 @@ from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.block import Block
 from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache, LayerState
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.residual import ResidualParameters, begin, end
 from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
 
 # Saving the results of these operations would keep the gathered kernels in memory.
@@ -77,6 +78,7 @@ class LayerGroup(nn.Module):
     layer_configs: tuple[c.Layer, ...]
     causal: bool
     runtime: RuntimeConfig
+    start: int = 0
 
     @nn.compact
     def __call__(
@@ -105,6 +107,7 @@ class LayerGroup(nn.Module):
                 cross_caches[i],
                 kv,
                 None if embeddings is None else embeddings[i],
+                self.number_of_layer(i, index),
             )
             x, state = layer(x, inputs.layers[i], state)
             kv = state.kv
@@ -113,6 +116,13 @@ class LayerGroup(nn.Module):
         new_cross_caches = tuple(x.cross_attention if has_source else None for x in states)
         new_caches = tuple(state.cache for state in states)
         return (x, new_caches), (new_cross_caches, kv if index is None else {})
+
+    @nn.nowrap
+    def number_of_layer(self, i: int, index: Int[Array, ""] | None) -> Any:
+        """Number of a layer in the stack; None if the residual connection does not ask."""
+        if self.config.residual is None or self.config.residual.is_short:
+            return None
+        return self.start + i + (0 if index is None else index * len(self.layer_configs))
 
 
 class Stack(nn.Module):
@@ -158,6 +168,11 @@ class Stack(nn.Module):
         inputs = [LayerInputs(x, cross_inputs, encoder_output) for x in attention_inputs]
         kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
         x = sow_and_perturb(self, "stack_input", x)
+        option, model_params = self.config.residual, dict[str, Array]()
+        if option is not None and option.model_parameters(x.shape[-1]):
+            arguments = option, self.runtime, x.shape[-1]
+            model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
+        x = x if option is None else begin(option, model_params, x)
         new_caches: dict[str, Any] = {}
         for name, indices in segments.groups().items():
             if not indices:
@@ -169,6 +184,7 @@ class Stack(nn.Module):
                 name, layers[group], x, group_inputs, caches, layer_embeddings
             )
             kv |= new_kv
+        x = x if option is None else end(option, model_params, x)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
@@ -191,7 +207,10 @@ class Stack(nn.Module):
         if name == "layers":
             group, index = self.scan_over(segments.repeats), jnp.arange(segments.repeats)
             runtime = self.runtime if segments.repeats > 1 else runtime
-        layers = group(self.config, layer_configs, self.causal, runtime, name=name)
+        start = {"first_layers": 0, "layers": segments.first}.get(
+            name, segments.first + segments.period * segments.repeats
+        )
+        layers = group(self.config, layer_configs, self.causal, runtime, start, name=name)
         self_caches, cross_caches = zip(*caches, strict=True)
         (x, self_caches), (new_cross_caches, kv) = layers(
             (x, self_caches), inputs, (index, cross_caches, layer_embeddings)

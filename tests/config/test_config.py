@@ -865,6 +865,7 @@ OTHERS = [
         ),
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
+    change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
     replace(
         BASE,
         attention=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2)),
