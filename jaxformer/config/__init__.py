@@ -67,6 +67,7 @@ from jaxformer.config.residual import DeepNorm as DeepNorm
 from jaxformer.config.residual import HyperConnections as HyperConnections
 from jaxformer.config.residual import Place as Place
 from jaxformer.config.residual import Residual as Residual
+from jaxformer.config.residual import WeightedSum as WeightedSum
 from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
 from jaxformer.config.rope_scaling import LinearScaling as LinearScaling
 from jaxformer.config.rope_scaling import Llama3Scaling as Llama3Scaling

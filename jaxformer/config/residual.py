@@ -1,4 +1,4 @@
-"""`Residual`: the protocol of what flows through the depth; `DeepNorm`, `HyperConnections`."""
+"""`Residual`: what flows through the depth; `DeepNorm`, `WeightedSum`, `HyperConnections`."""
 
 import math
 from collections.abc import Mapping
@@ -22,10 +22,12 @@ class Place(NamedTuple):
         layer: Number of the layer from 0, traced in a loop over layers.
         branch: "attention", "cross_attention" or "feed_forward"; "branches" of parallel branches
             whose sum is written once; "layer" of an option around whole layers.
+        attention: Attention kind of the layer.
     """
 
     layer: Any
     branch: str
+    attention: Any
 
 
 class Residual(Option, protocol=True):
@@ -128,6 +130,34 @@ class DeepNorm(Residual):
     def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
         """The sum."""
         return jnp.asarray(self.alpha, x.dtype) * x + y
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSum(Residual):
+    """Constant weights of stream and branch, a * x + b * y, by the kind of branch (MiniMax).
+
+    Attributes:
+        attention: Weights a and b of branches of attention.
+        recurrent: Weights of recurrences in place of attention.
+        feed_forward: Weights of feed-forward networks.
+
+    References:
+        MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, 2025.
+        arXiv:2501.08313, section 2
+    """
+
+    attention: tuple[float, float] = (1.0, 1.0)
+    recurrent: tuple[float, float] = (1.0, 1.0)
+    feed_forward: tuple[float, float] = (1.0, 1.0)
+
+    def write(
+        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
+    ) -> Array:
+        """Add the branch by the weights of its kind."""
+        mixer = self.recurrent if place.attention.is_recurrent else self.attention
+        pair = self.feed_forward if place.branch == "feed_forward" else mixer
+        stream, branch = (jnp.asarray(weight, y.dtype) for weight in pair)
+        return stream * held + branch * y
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,7 +224,12 @@ class Block(nn.Module):
         if option is not None and (option.per == "branch" or branch == "layer"):
             name = f"{prefix}residual"
             params = ResidualParameters(option, self.runtime, self.config.model_dim, name=name)()
-            x, join = read(option, params, stream, c.Place(state.layer, branch or "branches"))
+            x, join = read(
+                option,
+                params,
+                stream,
+                c.Place(state.layer, branch or "branches", self.layer_config.attention),
+            )
             if not option.is_short:
                 x = sow_and_perturb(self, f"read_by_{branch or 'branches'}", x)
         if self.layer_config.norm_placement != "post" or branch == "layer":

@@ -866,6 +866,7 @@ OTHERS = [
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
+    change(residual=c.WeightedSum(attention=(2.0, 0.5), recurrent=(1.5, 1), feed_forward=(1, 3.0))),
     replace(
         BASE,
         attention=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2)),

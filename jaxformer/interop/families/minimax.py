@@ -31,7 +31,7 @@ LIGHTNING = (
     *m.norm_rules(f"{p.SELF_ATTENTION}.norm", "attention/norm"),
     *m.linear_rules(f"{p.SELF_ATTENTION}.out_proj", "attention/out", input_axes=2),
 )
-BRANCHES = "full_attn", "linear_attn", "mlp"
+BRANCHES = {"attention": "full_attn", "recurrent": "linear_attn", "feed_forward": "mlp"}
 LIGHTNING_EPS = 1e-6  # of the norm of what is read, independent of rms_norm_eps
 BLOCK_SIZE = 256  # tokens of a block, without effect on the results
 
@@ -58,15 +58,16 @@ class MiniMaxRope(OneRope):
 
 @dataclass(frozen=True)
 class MiniMax(LlamaHybrid):
-    """Lightning attention, whose slopes differ from layer to layer, and DeepNorm."""
+    """Lightning attention, whose slopes differ from layer to layer, and sums with weights."""
 
     def read(self, reader: ConfigReader) -> c.TransformerConfig:
         """Read config.json."""
-        residual = c.DeepNorm(alpha=_read_factor(reader, "alpha"))
-        config, multiplier = super().read(reader), _read_factor(reader, "beta")
-        config = replace(
-            config, final_norm=False, residual=residual, residual_multiplier=multiplier
-        )
+        factors: dict[str, Any] = {
+            ours: tuple(reader.number(f"{name}_{x}_factor", 1.0) for x in ("alpha", "beta"))
+            for ours, name in BRANCHES.items()
+        }
+        residual = c.WeightedSum(**factors)
+        config = replace(super().read(reader), final_norm=False, residual=residual)
         if not isinstance(config.attention, tuple):
             return config
         count = config.num_layers
@@ -95,17 +96,16 @@ class MiniMax(LlamaHybrid):
 
     def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
         """Fields of config.json, or None for another model."""
-        if not isinstance(config.residual, c.DeepNorm):
+        if not isinstance(config.residual, c.WeightedSum):
             return None
         decays = itertools.repeat(c.SlopeDecay())
         fields = super().write(replace(config, attention=_with_decays(config, decays)))
-        factors = {"alpha": config.residual.alpha, "beta": config.residual_multiplier}
-        return fields and {
-            **fields,
-            **{f"{x}_{letter}_factor": y for letter, y in factors.items() for x in BRANCHES},
-            "block_size": BLOCK_SIZE,
-            "postnorm": True,
+        factors = {
+            f"{name}_{letter}_factor": value
+            for ours, name in BRANCHES.items()
+            for letter, value in zip(("alpha", "beta"), getattr(config.residual, ours), strict=True)
         }
+        return fields and {**fields, **factors, "block_size": BLOCK_SIZE, "postnorm": True}
 
 
 def _with_decays(config: c.TransformerConfig, decays: Iterable[c.SlopeDecay]) -> tuple[Any, ...]:
@@ -120,17 +120,6 @@ def _with_decays(config: c.TransformerConfig, decays: Iterable[c.SlopeDecay]) ->
 def slope_scale(layer: int, num_layers: int) -> float:
     """Factor of the slopes of a layer."""
     return 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
-
-
-def _read_factor(reader: ConfigReader, letter: str) -> float:
-    """Factor of the stream or of the branches, which is the same for all."""
-    factors = {f"{x}_{letter}_factor": 1.0 for x in BRANCHES}
-    factors = {name: reader.number(name, value) for name, value in factors.items()}
-    name, first = next(iter(factors.items()))
-    for field, value in factors.items():
-        if value != first:
-            reader.add_problem(field, f"it must be equal to {name}, {first}.")
-    return first
 
 
 def decay_tables(values: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -811,8 +811,16 @@ SPECS = {
             "num_local_experts": 7,
             "num_experts_per_tok": 3,
             "block_size": 5,
-            **{f"{x}_alpha_factor": 1.7 for x in ("full_attn", "linear_attn", "mlp")},
-            **{f"{x}_beta_factor": 0.8 for x in ("full_attn", "linear_attn", "mlp")},
+            **{
+                "full_attn_alpha_factor": 1.7,
+                "linear_attn_alpha_factor": 0.6,
+                "mlp_alpha_factor": 1.3,
+            },
+            **{
+                "full_attn_beta_factor": 0.8,
+                "linear_attn_beta_factor": 1.4,
+                "mlp_beta_factor": 0.5,
+            },
             "rope_parameters": rope(1e7),
         },
     ),
