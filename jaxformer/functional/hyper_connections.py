@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.norms import layer_norm
 
 
+@typechecked
 def hyper_connections(
     streams: Float[Array, "*batch T n D"],
     weights: Mapping[str, Float[Array, "..."]],

@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -39,7 +40,7 @@ def by_hand(h, w, first):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_weighted_sums_of_streams(dynamic, first):
     streams, weights = made(dynamic)
-    arrays = {name: np.float32(x) for name, x in weights.items()}
+    arrays = {name: jnp.asarray(x, jnp.float32) for name, x in weights.items()}
     x, (mixed, out) = F.hyper_connections(np.float32(streams), arrays, first=first)
     for actual, expected in zip((x, mixed, out), by_hand(streams, weights, first), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
