@@ -23,6 +23,7 @@ import numpy as np
 from experiments.pretrain import RUNS as PRETRAIN_RUNS
 from experiments.pretrain import chat_template, template_file
 from experiments.training.program import run_program, train, tuned_run
+from experiments.training.recorder import Evaluation, Recorder, TrainData, TrainResult
 from experiments.training.run_config import (
     EpochsConfig,
     FromData,
@@ -31,7 +32,7 @@ from experiments.training.run_config import (
     fitting_batch_size,
     fitting_length,
 )
-from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
+from experiments.training.train_setup import TrainSetup
 from jaxformer import data
 from jaxformer.json_files import json_digest
 from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch

@@ -32,6 +32,7 @@ from experiments.models import muon_config, qwen3_like
 from experiments.training.output_folder import goes_on
 from experiments.training.plot import plot_run
 from experiments.training.program import run_program, train
+from experiments.training.recorder import Evaluation, Recorder, TrainData, TrainResult
 from experiments.training.run_config import (
     LENGTH_MULTIPLE,
     UPDATES_PER_EPOCH,
@@ -41,7 +42,7 @@ from experiments.training.run_config import (
     fitting_batch_size,
     fitting_length,
 )
-from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
+from experiments.training.train_setup import TrainSetup
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.data.tokenization import TokenizationProgress

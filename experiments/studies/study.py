@@ -29,7 +29,7 @@ from experiments.training.run_config import (
     select_devices,
     simulate_cpu_devices,
 )
-from experiments.training.trainer import check_vocabulary
+from experiments.training.train_setup import check_vocabulary
 from jaxformer import costs
 from jaxformer.data import max_vocab_size
 from jaxformer.parallel import MeshConfig, make_mesh

@@ -13,11 +13,12 @@ from etils import epath
 
 from experiments.command_line import RESUME_FLAGS, changed_flags, parse_run
 from experiments.load_model import run_from_checkpoint
-from experiments.training import trainer
 from experiments.training.output_folder import RUN_FILE, goes_on, open_output_folder, own_beginning
+from experiments.training.recorder import TrainData
 from experiments.training.resume import load_resumed_run
 from experiments.training.run_config import AnyRunConfig, EpochsConfig, setup_devices
-from experiments.training.trainer import TrainData, TrainSetup
+from experiments.training.train_setup import TrainSetup, check_vocabulary, make_train_setup
+from experiments.training.trainer import train_run
 from jaxformer.config import python_source
 from jaxformer.data import max_vocab_size
 from jaxformer.errors import IMPORTED_MODULES, readable_errors
@@ -84,16 +85,16 @@ def train(
         if not goes_on(run, output):
             run = with_one_length(run, runs)
         begun = own_beginning(run, output)
-        trainer.check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
+        check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
         largest = run.largest()
-        setup = trainer.make_train_setup(
+        setup = make_train_setup(
             largest, output, length=length, source_lengths=source_lengths, exact=largest == run
         )
         train_data = make_data(begun, setup)
-        trainer.check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)
+        check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)
         run = replace(run, **train_data.fitted)
         run = with_fixed_schedule(with_epochs_as_steps(run, train_data.rows_per_epoch), output)
-        train_data.report(trainer.train_run(run, setup, train_data))
+        train_data.report(train_run(run, setup, train_data))
         print_best_step(setup.storage)
         print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output

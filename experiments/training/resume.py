@@ -1,5 +1,6 @@
 """Resuming a run: its saved settings, which must not change, and the step to go on from."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from experiments.training.object_store import reached
-from experiments.training.output_folder import RUN_FILE, choose_folder, has_saved_run
+from experiments.training.output_folder import (
+    RUN_FILE,
+    choose_folder,
+    has_saved_run,
+    tokenizer_digest,
+)
 from experiments.training.run_config import AnyRunConfig, RunConfig, flatten
 from jaxformer import parallel
-from jaxformer.config import from_json
+from jaxformer.config import from_json, to_json
+from jaxformer.data import Tokenizer
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
+
+# A resumed run may not change these fields, since they change its result. Devices, remat and scan
+# may change; they change rounding, and devices the random bits of dropout.
+FIXED_FIELDS = (
+    "model", "tokenizer", "chat_template", "held_out", "held_out_bytes", "length",
+    "source_lengths", "batch_size", "group", "gradient_accumulation_steps", "schedule_steps",
+    "optimizer", "objective", "expert_capacity_factor", "dtype", "seed",
+)  # fmt: skip
 
 
 def load_resumed_run(run: AnyRunConfig, output: str | None) -> AnyRunConfig:
@@ -33,6 +48,19 @@ def load_resumed_run(run: AnyRunConfig, output: str | None) -> AnyRunConfig:
         ) from error
     runtime_fields = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
     return replace(saved_run, **{name: getattr(run, name) for name in runtime_fields})
+
+
+def checkpoint_description(
+    run: RunConfig, tokenizer: Tokenizer, fingerprint: dict[str, Any]
+) -> dict[str, Any]:
+    """Description saved with a checkpoint: every setting that affects the result, and the data."""
+    run_json = json.loads(to_json(run))
+    return {
+        "config": run_json["model"],
+        "run": {name: run_json[name] for name in FIXED_FIELDS if name in run_json},
+        "tokenizer": tokenizer_digest(tokenizer),
+        **fingerprint,
+    }
 
 
 def has_checkpoint(checkpoints: Checkpoints) -> bool:

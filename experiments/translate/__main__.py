@@ -24,7 +24,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.training.program import run_program, train
-from experiments.training.trainer import Evaluation, Recorder, TrainData, TrainResult, TrainSetup
+from experiments.training.recorder import Evaluation, Recorder, TrainData, TrainResult
+from experiments.training.train_setup import TrainSetup
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate

@@ -42,9 +42,9 @@ class Residual(Option, protocol=True):
         end(self, state, params)                     the stream, once, before the final norm
 
     By default begin and end are the identity, read is (state, state), and write is __call__ with
-    what read held. `x` and `y` are [*batch, T, D], y after its dropout, norm and
-    `residual_multiplier`. The state is any tree of arrays [*batch, T, ...] whose shapes depend on
-    no layer; `inspect` shows and patches the first array as the stream. `place` is a `Place`.
+    what read held. `x` and `y` are ``[*batch, T, D]``, y after its dropout, norm and
+    `residual_multiplier`. The state is any tree of arrays ``[*batch, T, ...]`` whose shapes depend
+    on no layer; `inspect` shows and patches the first array as the stream. `place` is a `Place`.
 
         parameters(self, model_dim)                  dict from names to `Parameter`: of read, write
         model_parameters(self, model_dim)            of begin and end, once in the stack
@@ -205,7 +205,7 @@ class HyperConnections(Residual):
         }
 
     def begin(self, x: Array, params: Mapping[str, Array]) -> Array:
-        """Return copies of the embedding, [*batch, T, streams, D]."""
+        """Return copies of the embedding, ``[*batch, T, streams, D]``."""
         return jnp.repeat(x[..., None, :], self.num_streams, axis=-2)
 
     def read(

@@ -32,7 +32,7 @@ def hyper_connections(
         first: The stream that is read where "read" is zero.
 
     Returns:
-        x, and the pair of the mixed streams [*batch, T, n, D] and b [*batch, T, n].
+        x, and the pair of the mixed streams ``[*batch, T, n, D]`` and b ``[*batch, T, n]``.
 
     References:
         Zhu et al., Hyper-Connections, 2024. arXiv:2409.19606, equations 2 to 6 and 10 to 13

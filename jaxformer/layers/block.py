@@ -212,6 +212,7 @@ class Block(nn.Module):
             y = self.post_norm(self.reduce_branches(outputs), "norm")
         return join(y), state
 
+    @nn.nowrap
     def read(self, stream: Stream, branch: str, state: LayerState) -> tuple[Array, Join]:
         """Return what a branch reads of the stream, and what joins its output to the stream.
 

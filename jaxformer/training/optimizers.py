@@ -16,7 +16,8 @@ import optax
 
 from jaxformer.checks import check_fields, require_at_least
 from jaxformer.layers.parameter_metadata import ParameterRole
-from jaxformer.training.muon import scale_by_adafactor, scale_by_muon
+from jaxformer.training.adafactor import scale_by_adafactor
+from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
 DECAY_RATES = ("b1", "b2", "momentum")

@@ -13,7 +13,7 @@ import pytest
 from experiments import export, generate, pretrain
 from experiments.command_line import parse_run
 from experiments.load_model import LoadedModel, load_model
-from experiments.training.trainer import make_train_setup, print_export_note
+from experiments.training.train_setup import make_train_setup, print_export_note
 from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained, save_pretrained
 from jaxformer.config import GatedNorm, HybridHeads, LinearAttention

@@ -11,7 +11,8 @@ from experiments import dpo, finetune, generate, pretrain
 from experiments.command_line import parse_run
 from experiments.load_model import load_model, run_from_checkpoint
 from experiments.training.program import tuned_run, with_epochs_as_steps, with_one_length
-from experiments.training.trainer import Evaluation, make_train_setup
+from experiments.training.recorder import Evaluation
+from experiments.training.train_setup import make_train_setup
 from jaxformer import data
 from jaxformer.generation import Greedy
 from jaxformer.training.checkpoints import Checkpoints

@@ -18,7 +18,7 @@ from experiments.load_model import learned_stop, load_model, run_from_checkpoint
 from experiments.training.output_folder import write_beginning
 from experiments.training.program import with_epochs_as_steps
 from experiments.training.resume import load_resumed_run
-from experiments.training.trainer import make_train_setup
+from experiments.training.train_setup import make_train_setup
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.training.metrics import read_json_lines

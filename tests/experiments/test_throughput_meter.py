@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.pretrain import RUNS
-from experiments.training import trainer as meter
+from experiments.training import throughput as meter
 from jaxformer import costs
 from jaxformer.training import loop
 

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 from experiments.command_line import parse_run
-from experiments.training import trainer as loop
+from experiments.training.train_setup import make_train_setup
+from experiments.training.trainer import compile_train_step
 from experiments.translate import __main__ as translate
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import written_date
@@ -137,8 +138,8 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
         )
         return data.PairBatch(source, source, tokens, tokens, tokens > 0)
 
-    using = loop.make_train_setup(BASE, Path("out"), length=translate.TARGET_LENGTH)
-    updates = loop.compile_train_step(BASE, using, optax.identity(), map(batch, (3, 7)))
+    using = make_train_setup(BASE, Path("out"), length=translate.TARGET_LENGTH)
+    updates = compile_train_step(BASE, using, optax.identity(), map(batch, (3, 7)))
     assert capsys.readouterr().out.count("Compiled in ") == 2
     assert [int(updates(jnp.ones(()), batch(length))) for length in (7, 3)] == [8, 4]
 
