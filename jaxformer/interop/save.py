@@ -181,15 +181,21 @@ def choose_family(
         )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
+    spelled = with_shortest_cycles(config)  # one option where all layers are alike
     kinds = {type(layer.attention) for layers in config.stacks.values() for layer in layers}
+    is_mixed = isinstance(spelled.attention, tuple)
     families = list(_candidate_families(config, name))
-    fitting = [family for family in families if kinds <= {*family.attention_types}]
+    fitting = [
+        family
+        for family in families
+        if kinds <= {*family.attention_types} and (len(family.attention_types) > 1 or not is_mixed)
+    ]
     if not fitting:
         family_text = (
             "none has" if name is None else f"{name} has {_type_names(families[0].attention_types)}"
         )
-        refused.append(f"its attention is {_type_names(kinds)}, and {family_text}")
-    spelled = with_shortest_cycles(config)  # one option where all layers are alike
+        differs = " that differs from layer to layer" if is_mixed and len(kinds) == 1 else ""
+        refused.append(f"its attention is {_type_names(kinds)}{differs}, and {family_text}")
     for family in fitting:
         try:
             values = family.write(spelled)

@@ -17,7 +17,6 @@ from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import (
     TINY_HEAD_DIM,
     rescale_with_width,
-    shorten_pattern,
     tiny_num_heads,
     tiny_positions,
     tiny_window,
@@ -98,8 +97,8 @@ class GroupedHeads(AttentionDefaults):
             num_heads=num_heads,
             num_kv_heads=num_heads if self.num_kv_heads == self.num_heads else kv_heads,
             head_dim=TINY_HEAD_DIM,
-            positions=tuple(map(tiny_positions, shorten_pattern(self.positions))),
+            positions=tuple(map(tiny_positions, self.positions)),
             scale=rescale_with_width(self.scale, self.head_dim, TINY_HEAD_DIM),
-            windows=tuple(map(tiny_window, shorten_pattern(self.windows))),
+            windows=tuple(map(tiny_window, self.windows)),
         )
         return replace(self, **changes)  # type: ignore[type-var]  # its kinds are dataclasses

@@ -17,7 +17,6 @@ from jaxformer.config.positions import Positions, Rope, Window
 from jaxformer.config.tiny import (
     TINY_HEAD_DIM,
     rescale_with_width,
-    shorten_pattern,
     tiny_num_heads,
     tiny_positions,
     tiny_window,
@@ -147,7 +146,7 @@ class Latent(AttentionDefaults):
             nope_dim=TINY_HEAD_DIM,
             rope_dim=TINY_HEAD_DIM,
             value_dim=TINY_HEAD_DIM,
-            positions=tuple(map(tiny_positions, shorten_pattern(self.positions))),
+            positions=tuple(map(tiny_positions, self.positions)),
             scale=rescale_with_width(self.scale, self.key_dim, 2 * TINY_HEAD_DIM),
-            windows=tuple(map(tiny_window, shorten_pattern(self.windows))),
+            windows=tuple(map(tiny_window, self.windows)),
         )
