@@ -25,6 +25,7 @@ from jaxformer.checks import field_types, require
 from jaxformer.config import Attention, AttentionKind, from_python, python_source
 from jaxformer.config.layer import as_cycle
 from jaxformer.config.registry import Option, allowed_types
+from jaxformer.config.serialization import repetitions
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
 from jaxformer.errors import did_you_mean, exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
@@ -215,7 +216,7 @@ def _flag_tokens(path: str, value: Any) -> list[str]:
         return [_flag(path if value else f"{above}{dot}no-{name}")]
     values = value if isinstance(value, tuple) else (value,)
     source = python_source(values, defaults=False)
-    if " * " in source:  # equal options that follow each other
+    if any(count > 1 for _, count in repetitions(values)):
         return [_flag(path), _quoted(source)]
     texts = (
         str(x) if isinstance(x, str | Path) else _quoted(python_source(x, defaults=False))
@@ -235,13 +236,13 @@ def _flag_value(flag: str, arguments: list[str]) -> str | None:
 
 def _choose_learning_rate(run: RunType, arguments: list[str]) -> tuple[RunType, list[str]]:
     """Apply --learning-rate or --lr, the peak of the schedule; also return the other arguments."""
-    values, others, remaining = dict(_values_by_path(run)), list[str](), iter(arguments)
+    values, other_arguments, remaining = dict(_values_by_path(run)), list[str](), iter(arguments)
     if LEARNING_RATE not in values:
         return run, arguments
     for argument in remaining:
         flag, _, text = argument.partition("=")
         if flag.replace("_", "-") not in ("--lr", "--learning-rate"):
-            others.append(argument)
+            other_arguments.append(argument)
             continue
         if _flag(LEARNING_RATE) in _flags_in(arguments):
             exit_with_error(
@@ -254,7 +255,7 @@ def _choose_learning_rate(run: RunType, arguments: list[str]) -> tuple[RunType, 
             exit_with_error(f"{flag} must be a number, such as 1e-4; got {text!r}.")
         schedule = dataclasses.replace(values[LEARNING_RATE], peak=rate)
         run = with_field(run, LEARNING_RATE, schedule)
-    return run, others
+    return run, other_arguments
 
 
 def _values_by_path(config: Any) -> Iterator[tuple[str, Any]]:

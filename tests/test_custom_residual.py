@@ -198,7 +198,25 @@ class Unfinished(options.Residual):
     """Implements nothing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoEnd(TwoStreams):
+    """Gives all streams to the final norm."""
+
+    def end(self, state, params):
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfNoToken(TwoStreams):
+    """Its state has no tokens."""
+
+    def begin(self, x, params):
+        return {"stream": x, "count": 0}
+
+
 WRONG = {
+    "an end of streams": (NoEnd(), r"NoEnd.end must return \[rows, tokens, width\] .*\(5, 2, 64\)"),
+    "a state of no token": (OfNoToken(), r"OfNoToken.begin must return arrays .*got \(\)"),
     "axes": (Sharded(), "every device has all of the stream, .*; got 'model -> hidden' of 'w'"),
     "shape": (Narrow(), r"Narrow .*\[rows, tokens, width\].*got \(5, 3\)"),
     "nothing": (Unfinished(), r"Unfinished has no __call__\(...\), which the model needs"),

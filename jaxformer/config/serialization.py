@@ -18,7 +18,7 @@ from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
 
-MAX_COUNT = 100_000  # of one item of a tuple that is read
+MAX_LENGTH = 100_000  # of a tuple whose items are repeated
 IMPORT_FIRST = "Custom options must be imported first (--import MODULE)."
 
 
@@ -165,7 +165,7 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
                 left=ast.Tuple() | ast.BinOp() as left,
                 right=ast.Constant(int(count)),
             ):
-                return build(left) * min(count, MAX_COUNT)
+                return _repeated(build(left), count)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
@@ -182,6 +182,15 @@ def from_python(text: str, kinds: Mapping[str, Any]) -> Any:
         return build(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):  # the last two on deep nesting
         raise ValueError(f"Cannot parse {text[:100]!r} as a configuration.") from None
+
+
+def _repeated(items: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    if not (0 < count and len(items) * count <= MAX_LENGTH):
+        raise ValueError(
+            f"Options repeat at least once and have at most {MAX_LENGTH:,} items together; got "
+            f"{len(items)} items {count} times."
+        )
+    return items * count
 
 
 def _required_fields(kind: Any) -> list[str]:
@@ -221,7 +230,7 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
         for i, item in enumerate(data):
             if isinstance(item, dict) and item.keys() == {"times", "items"}:
                 count = _decode(int, item["times"], f"{path}[{i}].times")
-                items += _decode(hint, item["items"], f"{path}[{i}].items") * min(count, MAX_COUNT)
+                items += _repeated(_decode(hint, item["items"], f"{path}[{i}].items"), count)
             else:
                 items.append(_decode(args[0], item, f"{path}[{i}]"))
         return tuple(items)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -45,11 +46,12 @@ def begin(option: c.Residual, params: dict[str, Array], x: Float[Array, "*batch 
     name = f"{type(option).__name__}.begin"
     with named_errors(name):
         state = option.begin(x, params)
-    for leaf in jax.tree.leaves(state):
-        if leaf.shape[: x.ndim - 1] != x.shape[:-1]:
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(state)] or [()]
+    for shape in shapes:
+        if shape[: x.ndim - 1] != x.shape[:-1]:
             raise OptionError(
                 f"{name} must return arrays that begin with the axes {x.shape[:-1]} of rows and "
-                f"tokens; got {leaf.shape}."
+                f"tokens; got {shape}."
             )
     return F.pvary_like(state, x)  # zeros that the option made are alike on all devices
 
@@ -75,10 +77,15 @@ def read(
     return x, join
 
 
-def end(option: c.Residual, params: dict[str, Array], state: Any) -> Float[Array, "*batch T D"]:
-    """Return the stream that the final norm reads."""
-    with named_errors(f"{type(option).__name__}.end"):
-        return option.end(state, params)
+def end(
+    option: c.Residual, params: dict[str, Array], state: Any, x: Float[Array, "*batch T D"]
+) -> Float[Array, "*batch T D"]:
+    """Return the stream that the final norm reads, an array like the embeddings x."""
+    name = f"{type(option).__name__}.end"
+    with named_errors(name):
+        stream = option.end(state, params)
+    require_like(name, AXES, stream, x.shape, x.dtype)
+    return stream
 
 
 def sow_stream(module: nn.Module, state: Any) -> Any:

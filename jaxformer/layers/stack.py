@@ -172,7 +172,7 @@ class Stack(nn.Module):
         if option is not None and option.model_parameters(x.shape[-1]):
             arguments = option, self.runtime, x.shape[-1]
             model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
-        x = x if option is None else begin(option, model_params, x)
+        embedded, x = x, x if option is None else begin(option, model_params, x)
         new_caches: dict[str, Any] = {}
         for name, indices in segments.groups().items():
             if not indices:
@@ -184,7 +184,7 @@ class Stack(nn.Module):
                 name, layers[group], x, group_inputs, caches, layer_embeddings
             )
             kv |= new_kv
-        x = x if option is None else end(option, model_params, x)
+        x = x if option is None else end(option, model_params, x, embedded)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)

@@ -914,3 +914,14 @@ def test_every_field_of_every_kind_is_written_and_read():
     names = {name for name in names if name.partition(".")[0] != "Layer"}  # what cycles become
     names.remove("TransformerConfig.residual")  # of a person's own: test_custom_residual.py
     assert not names - away_from_default(tuple(WRITTEN))
+
+
+@pytest.mark.parametrize("count", [0, 200_000])
+def test_options_that_repeat_too_often_or_never_are_refused(count):
+    text = c.to_json(change(feed_forward=(c.MLP(hidden_dim=3),) * 3)).replace(
+        '"times": 3', f'"times": {count}'
+    )
+    with pytest.raises(ValueError, match=f"at most 100,000 items together; got 1 items {count} t"):
+        c.from_json(c.TransformerConfig, text)
+    with pytest.raises(ValueError, match=f"got 1 items {count} times"):
+        c.from_python(f"(MLP(hidden_dim=3),) * {count}", KINDS)

@@ -53,8 +53,8 @@ def help_by_flag(capsys, runs, *arguments):
     texts, flag = {}, None
     for line in inside_of_boxes(capsys.readouterr().out):
         if match := re.match(r"--[\w.-]*\w", line):
-            flag, beside = match[0], re.split(r"  +", line)[1:]
-            texts[flag] = " ".join(beside)
+            flag, columns = match[0], re.split(r"  +", line)[1:]
+            texts[flag] = " ".join(columns)
         elif flag is not None and line.startswith(6 * " "):  # the flag's values are not indented
             texts[flag] += f" {line.strip()}"
     return {flag: text.partition("(default:")[0].strip() for flag, text in texts.items()}
