@@ -6,16 +6,25 @@ import re
 import sys
 import time
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from tests.write_notebooks import NOTEBOOKS, ROOT, address, clean, execute, with_address
+from tests.write_notebooks import (
+    NEEDED,
+    NOTEBOOKS,
+    ROOT,
+    address,
+    bare_environment,
+    cells,
+    clean,
+    execute,
+    first_cell,
+    with_address,
+)
 
 FIGURES = 3  # at least, in each
 SECONDS = 120  # of processors, at most
@@ -27,64 +36,6 @@ PACKAGE = "\n".join(path.read_text() for path in sorted((ROOT / "jaxformer").rgl
 TOLERANCE = 0.02
 ROUNDING = 1e-4
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-# Imported by each kernel at its start: whoever looks for another machine, or for a module that the
-# first cell does not install, finds none.
-BARE = """
-import socket, sys
-from importlib.machinery import PathFinder
-
-class Bare(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name in {absent} else super().find_spec(name, path, target)
-
-sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
-
-def refuse(self, address, *rest):
-    where = address[0] if isinstance(address, tuple) else address
-    if self.family != socket.AF_UNIX and where not in ("127.0.0.1", "::1", "localhost"):
-        raise OSError(f"no network: {{address}}")
-    return connect(self, address, *rest)
-
-def nowhere(host, *rest, **options):
-    if host not in (None, "", "127.0.0.1", "::1", "localhost"):
-        raise OSError(f"no network: {{host}}")
-    return look_up(host, *rest, **options)
-
-connect, socket.socket.connect = socket.socket.connect, refuse
-look_up, socket.getaddrinfo = socket.getaddrinfo, nowhere
-"""
-
-
-def cells(path, kind):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
-
-
-def first_cell(path=NOTEBOOKS[0]):
-    """What a notebook begins with."""
-    return cells(path, "code")[0].source
-
-
-NEEDED = re.compile(r"^needed = \((.*?)\)$", re.MULTILINE | re.DOTALL)
-
-
-def absent(path):
-    """The modules here that there are not where Jupyter, JAX and what the first cell installs are.
-
-    So are those of what these depend on.
-    """
-    needed = re.findall(r'"(\w+)"', NEEDED.search(first_cell(path))[1])
-    waiting, present = ["jax", "ipykernel", *needed], set()
-    while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name not in present:
-            present.add(name)
-            requirements = map(Requirement, metadata.requires(name) or ())
-            here = (r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""}))
-            waiting += [requirement.name for requirement in here]
-    modules = metadata.packages_distributions().items()
-    names = {m for m, those in modules if not present & set(map(canonicalize_name, those))}
-    return names - {"jaxformer"}
 
 
 def names_in(text):
@@ -135,7 +86,8 @@ class TestStored:
     def test_with_its_outputs_in_order(self, path):
         code = cells(path, "code")
         assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-        assert not [o for cell in code for o in cell.outputs if o.output_type == "error"]
+        outputs = [output for cell in code for output in cell.outputs]
+        assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
         assert all(cell.metadata.keys() <= {"tags", "jupyter"} for cell in code)
 
     def test_with_small_pictures(self, path):
@@ -205,11 +157,10 @@ class TestStored:
 
 @pytest.fixture
 def bare(request, tmp_path, monkeypatch):
-    """A notebook's kernel has no network, no accelerator, no display and no more than it needs."""
+    """The notebook, whose kernel gets the environment of `bare_environment`."""
     path = request.param
-    (tmp_path / "sitecustomize.py").write_text(BARE.format(absent=absent(path)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name, value in bare_environment(path, tmp_path).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # a sixth less time
     for name in ("DISPLAY", "MPLBACKEND", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
