@@ -105,7 +105,7 @@ def rope_scalings(model: c.TransformerConfig, length: int, times: int) -> dict[s
 def rope_wavelengths(model: c.TransformerConfig) -> list[float]:
     """Wavelength in tokens of each rotary frequency of the first RoPE layer."""
     attention, rope = next(
-        (layer.attention, layer.positions)
+        (layer.attention.main, layer.positions)
         for layer in model.layers
         if isinstance(layer.positions, c.Rope)
     )

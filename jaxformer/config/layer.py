@@ -46,7 +46,8 @@ class Layer:
 
     def __post_init__(self):
         check_fields(self)
-        counts = len(self.attention.positions), len(self.attention.windows)
+        main = self.attention.main
+        counts = len(main.positions), len(main.windows)
         require(
             counts == (1, 1),
             "The attention of a Layer needs one position option and one window; got "
@@ -64,12 +65,12 @@ class Layer:
     @property
     def positions(self) -> Positions | None:
         """The position option."""
-        return self.attention.positions[0]
+        return self.attention.main.positions[0]
 
     @property
     def window(self) -> Window:
         """The attention window."""
-        return self.attention.windows[0]
+        return self.attention.main.windows[0]
 
     @property
     def rope(self) -> Rope | None:
@@ -87,7 +88,7 @@ class Layer:
         option = self.score_bias
         if option is None or option.shared_across_layers:
             return None
-        return option if option.parameters(self.attention.num_heads) else None
+        return option if option.parameters(self.attention.main.num_heads) else None
 
     @property
     def transformer_xl(self) -> TransformerXL | None:

@@ -1,6 +1,5 @@
 """Checks of combinations of options of a `TransformerConfig`; each message has the numbers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from jaxformer.checks import require
@@ -20,28 +19,27 @@ def check_model(config: Any) -> None:
     Raises:
         ValueError: Says which options do not fit together.
     """
-    decoder_kinds = [layer.attention for layer in dict.fromkeys(config.layers)]
-    kinds = [layer.attention for layer in dict.fromkeys(config.encoder_layers + config.layers)]
-    check_shared_bias(decoder_kinds)
-    check_causal_kinds(config, kinds)
-    check_sinusoids(config, kinds)
-    check_cross_attention(config, decoder_kinds)
+    check_shared_bias([layer.attention.main for layer in dict.fromkeys(config.layers)])
+    check_causal_kinds(config)
+    check_sinusoids(config)
+    check_cross_attention(config)
     check_branches(config)
     check_residual(config)
     check_kv_sources(config)
     check_masked_ids(config)
 
 
-def check_causal_kinds(config: Any, kinds: Sequence[Any]) -> None:
+def check_causal_kinds(config: Any) -> None:
     """Check that causal windows and recurrences stand in a decoder, without attention dropout."""
-    has_block_sparse = any(isinstance(w, BlockSparse) for kind in kinds for w in kind.windows)
+    layers = dict.fromkeys(config.encoder_layers + config.layers)
+    has_block_sparse = any(isinstance(layer.window, BlockSparse) for layer in layers)
     is_decoder, topology = isinstance(config.topology, Decoder), type(config.topology).__name__
     require(
         not has_block_sparse or is_decoder,
         f"BlockSparse windows are causal, so they need a Decoder; got {topology}.",
     )
-    parts = (part for kind in kinds for part in kind.parts)
-    recurrent_kind = next((type(a).__name__ for a in parts if a.is_recurrent), None)
+    parts = (part for layer in layers for part in layer.attention.parts)
+    recurrent_kind = next((type(a).__name__ for a in parts if not a.has_scores), None)
     require(
         recurrent_kind is None or is_decoder,
         f"{recurrent_kind} is causal, so it needs a Decoder; got {topology}.",
@@ -53,10 +51,11 @@ def check_causal_kinds(config: Any, kinds: Sequence[Any]) -> None:
     )
 
 
-def check_sinusoids(config: Any, kinds: Sequence[Any]) -> None:
+def check_sinusoids(config: Any) -> None:
     """Check that pairs of sine and cosine fit into the model width."""
     embedded, width = config.embedding.positions, config.model_dim
-    for option in (embedded, *(positions for kind in kinds for positions in kind.positions)):
+    layers = config.encoder_layers + config.layers
+    for option in dict.fromkeys((embedded, *(layer.positions for layer in layers))):
         require(
             not isinstance(option, Sinusoid | TransformerXL) or width % 2 == 0,
             f"{type(option).__name__} needs an even model_dim for pairs of sine and cosine; "
@@ -70,9 +69,10 @@ def check_sinusoids(config: Any, kinds: Sequence[Any]) -> None:
     )
 
 
-def check_cross_attention(config: Any, decoder_kinds: Sequence[Any]) -> None:
+def check_cross_attention(config: Any) -> None:
     """Check that a decoder beside an encoder has keys and values per head to read."""
-    other_kinds = [type(a).__name__ for a in decoder_kinds if type(a) is not MultiHead]
+    kinds = [type(layer.attention) for layer in dict.fromkeys(config.layers)]
+    other_kinds = [kind.__name__ for kind in kinds if kind is not MultiHead]
     require(
         not (other_kinds and config.topology.is_encoder_decoder),
         "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
@@ -89,7 +89,7 @@ def check_branches(config: Any) -> None:
             f"{type(option).__name__} has no hidden dropout, so dropout.feed_forward must be "
             f"0; got {config.dropout.feed_forward}.",
         )
-        num_branches = layer.attention.is_branch + option.is_branch
+        num_branches = bool(layer.attention.parts) + option.is_branch
         require(
             num_branches > 0, f"A layer needs attention or a feed-forward network; got {layer}."
         )

@@ -154,7 +154,7 @@ class WeightedSum(Residual):
         self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
     ) -> Array:
         """Add the branch by the weights of its kind."""
-        mixer = self.recurrent if place.attention.is_recurrent else self.attention
+        mixer = self.attention if place.attention.main.has_scores else self.recurrent
         pair = self.feed_forward if place.branch == "feed_forward" else mixer
         stream, branch = (jnp.asarray(weight, y.dtype) for weight in pair)
         return stream * held + branch * y

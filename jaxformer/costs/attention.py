@@ -20,7 +20,7 @@ def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
     total = layer.attention.attention_flops(model_dim, length, length, num_keys)
     total += layer.feed_forward.flops(model_dim, length)
     if layer.transformer_xl is not None:
-        heads = layer.attention.heads_width
+        heads = layer.attention.main.heads_width
         total += 2 * length * model_dim * heads  # W times one sinusoid per distance
         total += 2 * length * num_keys * heads  # scores of distances
     return total
@@ -35,5 +35,5 @@ def layer_cache_bytes(layer: c.Layer, num_tokens: int, bytes_per_number: int) ->
     if isinstance(bytes_per_number, bool) or bytes_per_number not in CACHE_DTYPES:
         raise ValueError(f"bytes_per_number must be 1, 2 or 4; got {bytes_per_number!r}.")
     shape = CacheShape((), num_tokens, CACHE_DTYPES[bytes_per_number])
-    cache = jax.eval_shape(lambda: layer.attention.empty_layer_cache(layer.positions, shape))
+    cache = jax.eval_shape(lambda: layer.attention.empty_layer_cache(shape))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))

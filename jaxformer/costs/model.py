@@ -10,6 +10,7 @@ import jax
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.checks import require_count
+from jaxformer.config.positions import as_transformer_xl
 from jaxformer.costs.attention import layer_cache_bytes, layer_flops, visible_keys
 from jaxformer.costs.logits import logit_bytes, logit_flops
 from jaxformer.layers.parameter_metadata import parameter_metadata
@@ -94,7 +95,7 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
     option = config.residual
     if option is None:
         return 0
-    branches = layer.attention.is_branch + layer.feed_forward.is_branch
+    branches = bool(layer.attention.parts) + layer.feed_forward.is_branch
     is_one = option.per == "layer" or config.block != "serial"
     return option.flops(config.model_dim, length) * (1 if is_one else branches)
 
@@ -264,7 +265,7 @@ def activation_bytes(
         saved += stack_tokens * further_streams
         layer_total = _saved_per_token(layer, d, keys, "none", *devices)
         if context > 1:  # keys and values of another device, and their gradients
-            widths = layer.attention.activation_widths(d, layer.positions, tensor)
+            widths = layer.attention.activation_widths(d, tensor)
             layer_total += 4 * widths.ring_payload
         if (option := config.layer_embedding) is not None:
             saved += stack_tokens * option.activation_width(d, remat)
@@ -284,26 +285,32 @@ def _saved_per_token(
     expert_capacity_factor: float,
     platform: str = "cpu",
 ) -> float:
-    a, d = layer.attention, model_dim
-    widths = a.activation_widths(d, layer.positions, tensor)
+    d, parts = model_dim, layer.attention.parts
+    widths = layer.attention.activation_widths(d, tensor)
     rows = expert_capacity_factor if layer.feed_forward.is_moe else 1
     hidden_width = layer.feed_forward.hidden_width(d) / tensor * rows
     routed_width = layer.feed_forward.routed_width(d) * rows
     products = widths.projections + d + hidden_width + routed_width + d
-    is_blockwise = _is_blockwise(layer, length, context)
-    attention_outputs = widths.head_outputs + a.num_heads / tensor if is_blockwise else 0
+    blockwise_heads = sum(x.num_heads for x in parts if _is_blockwise(x, length, context)) / tensor
+    attention_outputs = widths.head_outputs + blockwise_heads if blockwise_heads else 0
     if remat == "full":
         return float(d + (platform != "cpu") * attention_outputs)
     if remat == "dots":
         return d + products + attention_outputs
-    num_keys = min(length, F.RECURRENCE_CHUNK) if not a.has_scores else length
-    scores = (1 if is_blockwise else 2 * num_keys) * a.num_heads / tensor
+    scores = sum(_scores_per_head(x, length, context) * x.num_heads for x in parts) / tensor
     intermediates = 7 * d + widths.intermediates + 2 * hidden_width + 2 * routed_width
     return d + products + intermediates + scores
 
 
-def _is_blockwise(layer: c.Layer, length: int, context: int) -> bool:
+def _is_blockwise(attention: Any, length: int, context: int) -> bool:
     """Whether attention runs blockwise, without the full score matrix in memory."""
-    if not layer.attention.has_scores or layer.transformer_xl is not None:
+    if not attention.has_scores or as_transformer_xl(attention.positions[0]) is not None:
         return False
     return context > 1 or F.prefer_blockwise(length, length)
+
+
+def _scores_per_head(attention: Any, length: int, context: int) -> int:
+    """Numbers per token and head that scores and their softmax keep."""
+    if _is_blockwise(attention, length, context):
+        return 1  # the sum of the exponentials
+    return 2 * (length if attention.has_scores else min(length, F.RECURRENCE_CHUNK))

@@ -159,8 +159,8 @@ def _check_and_count(
     """Return elements per batch row of the selected maps; the selection must exist."""
     stack = config.stacks["encoder" if part == "encoder" else "decoder"]
     layers = range(len(stack)) if choice.layers is None else choice.layers
-    kinds = {stack[i].attention for i in layers if 0 <= i < len(stack)}
-    with_weights = [i for i, layer in enumerate(stack) if layer.attention.has_weights]
+    kinds = {stack[i].attention.main for i in layers if 0 <= i < len(stack)}
+    with_weights = [i for i, layer in enumerate(stack) if layer.attention.main.has_weights]
     for kind in kinds:
         if not kind.has_weights:
             raise ValueError(

@@ -1,5 +1,7 @@
 """Position encodings as arrays to plot: added embeddings, rotation angles, score biases."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
@@ -68,9 +70,10 @@ def rotation_angles(
     """
     layer_config = _layer_config(config, layer, stack)
     require_count("length", length)
-    rope, head_dim = layer_config.rope, layer_config.attention.rope_head_dim
+    rope = layer_config.rope
     if rope is None:
         raise ValueError(f"Layer {layer} has no RoPE; its positions are {layer_config.positions}.")
+    head_dim = layer_config.attention.main.rope_head_dim
     per_token = rope.frequencies(head_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
@@ -101,8 +104,8 @@ def position_bias(
         ValueError: The layer has no score bias or does not exist, the result exceeds `max_bytes`,
             `length` is below 1, or the parameters do not match the model.
     """
-    heads = _layer_config(config, layer, stack).attention.num_heads
     require_count("length", length)
+    heads = _with_score_bias(config, layer, stack).attention.main.num_heads
     positions = jnp.arange(length)
     what = f"The bias of {heads} heads between {length:,} tokens needs"
     advice = "Use a shorter length or score_by_distance, which is linear in it"
@@ -120,13 +123,9 @@ def _bias_between(
 ) -> Float[Array, "N T S"]:
     """Score bias between these query and key positions."""
     stack = stack or head_stack(config)
-    layer_config = _layer_config(config, layer, stack)
-    kind, heads = layer_config.score_bias, layer_config.attention.num_heads
-    if kind is None:
-        raise ValueError(
-            f"Layer {layer} of the {stack} has no position bias; its positions are "
-            f"{layer_config.positions}."
-        )
+    layer_config = _with_score_bias(config, layer, stack)
+    kind: Any = layer_config.score_bias
+    heads = layer_config.attention.main.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -175,10 +174,9 @@ def score_by_distance(
     """
     layer_config = _layer_config(config, layer, stack)
     require_count("length", length)
-    attention, rope = layer_config.attention, layer_config.rope
+    attention, rope = layer_config.attention.main, layer_config.rope
     if rope is not None and {"q", "k"} <= set(rope.targets):
-        key_dim = attention.key_dim  # type: ignore[union-attr]
-        rotated_fraction = rope.rotary_dim(attention.rope_head_dim) / key_dim
+        rotated_fraction = rope.rotary_dim(attention.rope_head_dim) / attention.key_dim
         cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
         return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
     if layer_config.score_bias is not None:
@@ -189,6 +187,18 @@ def score_by_distance(
         f"Layer {layer} has no score that depends on distance alone; its positions are "
         f"{layer_config.positions}."
     )
+
+
+def _with_score_bias(config: c.TransformerConfig, layer: int, stack: c.Stack | None) -> c.Layer:
+    """Options of one layer of a stack, which has a score bias."""
+    stack = stack or head_stack(config)
+    layer_config = _layer_config(config, layer, stack)
+    if layer_config.score_bias is None:
+        raise ValueError(
+            f"Layer {layer} of the {stack} has no position bias; its positions are "
+            f"{layer_config.positions}."
+        )
+    return layer_config
 
 
 def _layer_config(config: c.TransformerConfig, layer: int, stack: c.Stack | None) -> c.Layer:

@@ -1,6 +1,7 @@
 """One transformer layer: self-attention, cross-attention, feed-forward, norms, residual sums."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -118,7 +119,6 @@ class Block(nn.Module):
         return ATTENTION_MODULES.get(type(layer.attention), CustomMixer)(
             self.config,
             layer.attention,
-            layer.positions,
             self.runtime,
             self.causal,
             keep_partial_sums=keep_partial_sums,
@@ -130,10 +130,10 @@ class Block(nn.Module):
         self, inputs: LayerInputs, cached: KVCache | None, *, keep_partial_sums: bool
     ) -> tuple[Branch, KVCache | None]:
         """Return cross-attention to the encoder's output, or to the cache, and the new cache."""
+        kind: Any = self.layer_config.attention  # `MultiHead`, as the configuration checked
         attention = MultiHeadAttention(
             self.config,
-            self.layer_config.attention,  # type: ignore[arg-type]  # the configuration checked it
-            None,
+            replace(kind, positions=(None,)),
             self.runtime,
             keep_partial_sums=keep_partial_sums,
             name="cross_attention",
@@ -149,12 +149,14 @@ class Block(nn.Module):
 
     def add_layer_bias(self, inputs: MixingInputs) -> MixingInputs:
         """Add the score bias whose parameters are the layer's own, if it has one."""
+        if type(inputs) is tuple:
+            return tuple(map(self.add_layer_bias, inputs))
         if not isinstance(inputs, AttentionInputs) or inputs.query_positions is None:
             return inputs
         option = self.layer_config.per_layer_score_bias
         if option is None or inputs.key_positions is None:
             return inputs
-        num_heads = self.layer_config.attention.num_heads
+        num_heads = self.layer_config.attention.main.num_heads
         bias = ScoreBiasModule(option, num_heads, self.runtime, self.causal, name="relative_bias")
         return inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
 
@@ -168,7 +170,7 @@ class Block(nn.Module):
         self, stream: Stream, attend: Attend, branches: Branches, state: LayerState
     ) -> tuple[Stream, LayerState]:
         """Each branch reads the stream that the branch before it has written."""
-        if self.layer_config.attention.is_branch:
+        if self.layer_config.attention.parts:
             x, join = self.read(stream, "attention", state)
             y, state = attend(self.pre_norm(x, "attention_norm"), state=state)
             stream = join(self.finish_branch("attention", y))

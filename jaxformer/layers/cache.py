@@ -110,7 +110,7 @@ def empty_cache(
         options = config.layers[index]
         slots = num_slots(options.window, capacity)
         shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
-        return LayerCache(options.attention.empty_layer_cache(options.positions, shape))
+        return LayerCache(options.attention.empty_layer_cache(shape))
 
     groups = segments.groups()
     return Cache(

@@ -77,7 +77,8 @@ def _describe_costs(config: c.TransformerConfig) -> str:
 
 def _describe_cache(config: c.TransformerConfig) -> str:
     layers = config.layers
-    num_recurrent = sum(layer.attention.is_recurrent for layer in layers)
+    kinds = (layer.attention.parts for layer in layers)
+    num_recurrent = sum(not all(part.has_scores for part in parts) for parts in kinds)
     first_bytes = costs.cache_bytes(config, 1)
     bytes_per_token = costs.cache_bytes(config, 2) - first_bytes if num_recurrent else first_bytes
     text = f"{bytes_per_token:,} bytes ({bytes_per_token / 1024:,.1f} KiB) in bfloat16"
@@ -85,7 +86,7 @@ def _describe_cache(config: c.TransformerConfig) -> str:
         state_bytes = first_bytes - bytes_per_token
         text += f"\n{'':24}and {state_bytes:,} bytes for any number of tokens: {num_recurrent} of "
         text += f"{len(layers)} layers are recurrent"
-    windows = [layer.window if layer.attention.has_scores else None for layer in layers]
+    windows = [layer.window if layer.attention.main.has_scores else None for layer in layers]
     widths = sorted({window for window in windows if isinstance(window, int)})
     for width in widths:
         extra_bytes = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)

@@ -123,7 +123,7 @@ def _norm_placement(config: c.TransformerConfig) -> str:
 
 
 def _position(config: c.TransformerConfig) -> str:
-    layers = [layer for layer in config.layers if layer.attention.has_scores]
+    layers = [layer for layer in config.layers if layer.attention.main.has_scores]
     kinds: list[type] = [type(layer.positions) for layer in layers] or [type(None)]
     if config.embedding.positions is not None:
         kinds = [type(config.embedding.positions), *(x for x in kinds if x is not type(None))]
@@ -133,7 +133,7 @@ def _position(config: c.TransformerConfig) -> str:
 def _window(config: c.TransformerConfig) -> str:
     first, period, *_ = config.segments(next(iter(config.stacks)))
     pattern = config.layers[first : first + period]
-    windows = [layer.window for layer in pattern if layer.attention.has_scores]
+    windows = [layer.window for layer in pattern if layer.attention.main.has_scores]
     count = sum(window is not None for window in windows)
     if windows and count == len(windows):
         return "in every layer"
@@ -141,7 +141,7 @@ def _window(config: c.TransformerConfig) -> str:
 
 
 def _attention(config: c.TransformerConfig) -> str:
-    parts = (part for layer in config.layers for part in layer.attention.parts if part.is_branch)
+    parts = (part for layer in config.layers for part in layer.attention.parts)
     return " and ".join(dict.fromkeys(map(_attention_name, parts)))
 
 

@@ -550,7 +550,7 @@ def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
     tiny_kinds = [type(layer.attention) for layer in HYBRID.tiny().layers]
     assert tiny_kinds[:2] == [c.Decay, c.MultiHead]
     tiny = zoo.get("nemotron-3-nano").tiny()  # of 48 layers with one branch each
-    branches = [(x.attention.is_branch, x.feed_forward.is_moe) for x in tiny.layers]
+    branches = [(bool(x.attention.parts), x.feed_forward.is_moe) for x in tiny.layers]
     assert branches == [(True, False), (False, True), (True, False), (True, False)]
     kinds = zoo.get("lfm-2.5-1.2b").tiny().layers  # of 15, in runs of one or two
     convolution, attention = c.ShortConvolution, c.MultiHead

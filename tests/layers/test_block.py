@@ -36,7 +36,7 @@ def parts(config, normal, randomise):
         block = Block(cfg, cfg.layers[0], MODE)
         params = randomise(block, x, g)
         layer = cfg.layers[0]
-        attention = MultiHeadAttention(cfg, layer.attention, layer.positions, MODE)
+        attention = MultiHeadAttention(cfg, layer.attention, MODE)
         feed_forward = FeedForward(cfg, cfg.layers[0].feed_forward, MODE)
 
         def norm(name, y):

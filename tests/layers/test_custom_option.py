@@ -105,7 +105,7 @@ def test_vectors_of_another_shape_or_dtype_are_refused(answer, message):
     with refused(message):
         traced(FeedForward(BASE, feed_forward(answer), RuntimeConfig()), X)
     kind = mixer(lambda y, cache: (answer(y), cache))
-    module = CustomMixer(BASE, kind, None, RuntimeConfig())
+    module = CustomMixer(BASE, kind, RuntimeConfig())
     with refused(message):
         traced(module, X, NO_INPUTS)
 
@@ -130,13 +130,13 @@ PAIRS = {
 
 @pytest.mark.parametrize("answer, message", PAIRS.values(), ids=PAIRS)
 def test_a_mixer_gives_vectors_and_the_cache_that_it_was_given(answer, message):
-    module = CustomMixer(BASE, mixer(answer), None, RuntimeConfig())
+    module = CustomMixer(BASE, mixer(answer), RuntimeConfig())
     with refused(message):
         traced(module, X, NO_INPUTS, LayerState(np.zeros((2, 2, 3), np.float32)))
 
 
 def test_in_training_a_mixer_keeps_nothing():
-    module = CustomMixer(BASE, mixer(lambda y, cache: (y, y)), None, RuntimeConfig())
+    module = CustomMixer(BASE, mixer(lambda y, cache: (y, y)), RuntimeConfig())
     with refused("Mine must return a cache like its input, None; got float32(2, 5, 14)."):
         traced(module, X, NO_INPUTS)
 

@@ -65,7 +65,7 @@ def output(theirs):
     at = jnp.arange(x.shape[1])
     turned = F.rope_rotations(at, F.rope_frequencies(rope.rotary_dim(config.attention.head_dim)))
     mask = F.causal_mask(at, at) & F.window_mask(at, at, config.attention.windows[0])
-    module = SharedKVAttention(config, config.attention, rope, RuntimeConfig())
+    module = SharedKVAttention(config, config.attention, RuntimeConfig())
     return module.apply({"params": params}, x, AttentionInputs(mask, rotations=turned))[0]
 
 

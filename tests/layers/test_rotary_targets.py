@@ -1,6 +1,7 @@
 """Which of query, key, value and output are turned, and which choices see distances only."""
 
 import functools
+from dataclasses import replace
 from itertools import combinations
 
 import jax
@@ -103,9 +104,9 @@ def attention(pairing):
 
         def output(targets):
             rope = Rope(base=BASE, pairing=pairing, targets=tuple(targets))
-            return MultiHeadAttention(MODEL, MODEL.attention, rope, RuntimeConfig()).apply(
-                {"params": params}, x, guide
-            )[0]
+            kind = replace(MODEL.attention, positions=(rope,))
+            module = MultiHeadAttention(MODEL, kind, RuntimeConfig())
+            return module.apply({"params": params}, x, guide)[0]
 
         return {targets: output(targets) for targets in EVERY}
 

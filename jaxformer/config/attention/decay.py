@@ -9,7 +9,6 @@ from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.attention.checks import check_biases
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
-from jaxformer.config.positions import Positions
 from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
@@ -90,14 +89,12 @@ class Decay(RecurrentDefaults):
         numbers_per_value = 2 * model_dim + min(RECURRENCE_CHUNK, length)
         return 2 * length * numbers_per_value * self.heads_width
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         heads = self.heads_width / tensor
         return ActivationWidths(heads, 4 * heads, heads, heads)
 
-    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> StateCache:
+    def empty_layer_cache(self, shape: CacheShape) -> StateCache:
         """Return the empty state of one layer, float32."""
         shape = shape._replace(num_slots=1, dtype=jnp.float32)
         return StateCache(shape.zeros(self.num_heads, self.head_dim))

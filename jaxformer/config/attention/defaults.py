@@ -1,7 +1,8 @@
-"""`AttentionDefaults` and `RecurrentDefaults`: what attention kinds have in common."""
+"""What attention kinds have in common: defaults, and sums over several kinds or none."""
 
 from typing import Any
 
+from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 
@@ -10,28 +11,27 @@ class AttentionDefaults:
     """Base of the attention kinds; a kind overrides what differs.
 
     Attributes:
-        is_branch: Whether the layer has this branch at all.
-        has_scores: Whether positions, masks and windows enter scores of queries and keys.
+        has_scores: Whether positions, masks and windows enter scores of queries and keys; else it
+            is a causal recurrence over the sequence.
         has_weights: Whether there are attention weights, for `inspect.attention_maps`.
         has_decays: Whether there is a state that decays, for `inspect.state_memory`.
-        is_recurrent: Whether it is a causal recurrence over the sequence.
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
         output_gate: Gate on the outputs of the heads, if there is one.
         cross_layer_kv: Whether keys and values are those of an earlier layer.
     """
 
-    is_branch = True
     has_scores = True
     has_weights = True
     has_decays = False
-    is_recurrent = False
     shards_sequence = True
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
     cross_layer_kv: bool = False
     num_heads: int
     head_dim: int
+    positions: Any
+    windows: Any
 
     @property
     def heads_width(self) -> int:
@@ -45,8 +45,13 @@ class AttentionDefaults:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Attention kinds whose outputs the layer sums: itself, except for `HybridHeads`."""
+        """Attention kinds whose outputs the layer sums: itself, except for `SideBySide`."""
         return (self,)
+
+    @property
+    def main(self) -> Any:
+        """The kind that has what a layer has once, such as positions: itself."""
+        return self
 
     def indivisible_heads(self, tensor: int) -> str | None:
         """Why the key-value heads cannot be sharded over `tensor`; None if they can."""
@@ -59,14 +64,11 @@ class RecurrentDefaults(AttentionDefaults):
     Attributes:
         positions: (None,): there are no scores for positions to enter.
         windows: (1,): the cache is one state.
-        rope_head_dim: 0, since nothing rotates.
     """
 
     has_scores = False
     has_weights = False
-    is_recurrent = True
-    rope_head_dim = 0
-    positions: Any = (None,)
+    positions = (None,)
     windows: Any = (1,)
 
     def flops(self, model_dim: int, length: int) -> int:
@@ -78,3 +80,31 @@ class RecurrentDefaults(AttentionDefaults):
     ) -> int:
         """FLOPs of one layer: those for the queries, which read no keys."""
         return self.flops(model_dim, query_length)
+
+
+class SideBySide(AttentionDefaults):
+    """Base of several attention kinds in one layer, or of none: sums over `parts`."""
+
+    @property
+    def heads_width(self) -> int:
+        """Largest total width of a kind's heads."""
+        return max((kind.heads_width for kind in self.parts), default=0)
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer, including its projections."""
+        lengths = query_length, key_length, num_visible_keys
+        return sum(kind.attention_flops(model_dim, *lengths) for kind in self.parts)
+
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        widths = (kind.activation_widths(model_dim, tensor) for kind in self.parts)
+        return ActivationWidths(*map(sum, zip((0, 0, 0, 0), *widths, strict=True)))
+
+    def empty_layer_cache(self, shape: CacheShape) -> tuple[Any, ...]:
+        """Return the empty cache of each kind; only `main` may have more slots than one."""
+        state = shape._replace(num_slots=1)
+        return tuple(
+            kind.empty_layer_cache(shape if kind is self.main else state) for kind in self.parts
+        )

@@ -52,7 +52,8 @@ class GroupedHeads(AttentionDefaults):
         """Features of a key."""
         return self.head_dim
 
-    def num_cached_arrays(self, positions: Positions | None) -> int:
+    @property
+    def num_cached_arrays(self) -> int:
         """Arrays cached per token: keys and values."""
         return 2
 
@@ -66,9 +67,7 @@ class GroupedHeads(AttentionDefaults):
         projections += key_length * model_dim * kv
         return 2 * (projections + 2 * query_length * num_visible_keys * heads)
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         heads = self.heads_width / tensor
         kv = self.num_kv_heads * self.head_dim / min(tensor, self.num_kv_heads)
@@ -78,14 +77,12 @@ class GroupedHeads(AttentionDefaults):
             heads + self.num_kv_projections * kv + gates,
             2 * heads + kv + gated_heads,
             heads,
-            self.num_cached_arrays(positions) * kv,
+            self.num_cached_arrays * kv,
         )
 
-    def empty_layer_cache(
-        self, positions: Positions | None, shape: CacheShape
-    ) -> KVCache | SharedCache:
+    def empty_layer_cache(self, shape: CacheShape) -> KVCache | SharedCache:
         """Return the empty cache of one layer."""
-        count = self.num_cached_arrays(positions)
+        count = self.num_cached_arrays
         arrays = (shape.zeros(self.num_kv_heads, self.head_dim) for _ in range(count))
         return KVCache(*arrays) if count == 2 else SharedCache(*arrays)
 

@@ -116,9 +116,7 @@ class Latent(AttentionDefaults):
         products += key_length * key_value_projection
         return 2 * (products + query_length * num_visible_keys * (query_width + value_width))
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         n, latents = self.num_heads / tensor, self.latent_dim + (self.query_latent_dim or 0)
         query_width, value_width = n * self.key_dim, n * self.value_dim
@@ -132,7 +130,7 @@ class Latent(AttentionDefaults):
             query_width + value_width,
         )
 
-    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> LatentCache:
+    def empty_layer_cache(self, shape: CacheShape) -> LatentCache:
         """Return the empty cache of one layer."""
         return LatentCache(shape.zeros(1, self.latent_dim), shape.zeros(1, self.rope_dim))
 

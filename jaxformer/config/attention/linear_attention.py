@@ -15,7 +15,6 @@ from jaxformer.config.attention.layer_sizes import (
     LinearAttentionCache,
 )
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.positions import Positions
 from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 from jaxformer.functional.linear_attention import LINEAR_ATTENTION_CHUNK
 
@@ -240,9 +239,7 @@ class LinearAttention(RecurrentDefaults):
             return 0
         return model_dim * width if rank is None else rank * (model_dim + width)
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         values = self.heads_width / tensor
         keys = self.keys_width / min(tensor, self.num_key_heads)
@@ -252,9 +249,7 @@ class LinearAttention(RecurrentDefaults):
             2 * keys + (2 if has_gate else 1) * values, 2 * repeated + 2 * values, values, 0
         )
 
-    def empty_layer_cache(
-        self, positions: Positions | None, shape: CacheShape
-    ) -> LinearAttentionCache:
+    def empty_layer_cache(self, shape: CacheShape) -> LinearAttentionCache:
         """Return the empty state of one layer, float32, and the inputs of its convolutions."""
         state = shape._replace(num_slots=self.key_dim, dtype=jnp.float32)
         inputs: tuple[ConvolutionCache, ...] = ()

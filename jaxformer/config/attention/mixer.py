@@ -8,7 +8,6 @@ from jaxformer.checks import require
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.parameter import projected_width
-from jaxformer.config.positions import Positions
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HEAD_DIM
 
@@ -76,13 +75,11 @@ class Mixer(RecurrentDefaults, Option, protocol=True):
         """Total width of all heads at test size; a mixer does not declare another."""
         return self.num_heads * TINY_HEAD_DIM
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         products = projected_width(self.parameters(model_dim)) / tensor
         return ActivationWidths(products, 2 * products, products, 0)
 
-    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
+    def empty_layer_cache(self, shape: CacheShape) -> Any:
         """Return the empty cache of one layer."""
         return self.empty_cache(shape.batch, shape.num_slots, shape.dtype)

@@ -92,9 +92,9 @@ class MultiHead(GroupedHeads):
         """Names of the projections to queries, keys and values; None where it lacks some."""
         return None if self.cross_layer_kv else ("query", "key", "value")
 
-    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
+    def empty_layer_cache(self, shape: CacheShape) -> Any:
         """Return the empty cache of one layer; without arrays if it reads those of another."""
-        return () if self.cross_layer_kv else super().empty_layer_cache(positions, shape)
+        return () if self.cross_layer_kv else super().empty_layer_cache(shape)
 
     def tiny(self) -> "MultiHead":
         """Return the option at test size, with as many groups of heads."""

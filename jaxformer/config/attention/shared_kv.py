@@ -12,7 +12,7 @@ from jaxformer.config.attention.checks import (
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.norms import Norm, QKNorm
-from jaxformer.config.positions import Positions, Rope, Window
+from jaxformer.config.positions import Positions, Rope, Window, as_rope
 
 ROPE_ON_QKVO = Rope(targets=("q", "k", "v", "o"))
 
@@ -72,7 +72,9 @@ class SharedKV(GroupedHeads):
     num_kv_projections = 1
     linear_projections = "query", "key_value", "key_value"
 
-    def num_cached_arrays(self, positions: Positions | None) -> int:
+    @property
+    def num_cached_arrays(self) -> int:
         """Arrays cached per token: 1 if key and value have the same norm and rotation, else 2."""
-        targets = positions.targets if isinstance(positions, Rope) else ()
+        rope = as_rope(self.positions[0])
+        targets = () if rope is None else rope.targets
         return 1 if self.value_norm is None and ("k" in targets) == ("v" in targets) else 2

@@ -7,7 +7,6 @@ from jaxformer.checks import check_fields, require_positive
 from jaxformer.config.attention.checks import check_biases, check_convolution_width
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, ConvolutionCache
-from jaxformer.config.positions import Positions
 from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 
 
@@ -44,14 +43,12 @@ class ShortConvolution(RecurrentDefaults):
         """FLOPs of one layer, including its projections."""
         return 2 * length * (4 * model_dim + self.width) * self.heads_width
 
-    def activation_widths(
-        self, model_dim: int, positions: Positions | None, tensor: int
-    ) -> ActivationWidths:
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         channels = self.heads_width / tensor
         return ActivationWidths(3 * channels, 2 * channels, channels, 0)
 
-    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> ConvolutionCache:
+    def empty_layer_cache(self, shape: CacheShape) -> ConvolutionCache:
         """Return the empty cache of one layer."""
         shape = shape._replace(num_slots=self.width - 1)
         return ConvolutionCache(shape.zeros(self.num_heads, self.head_dim))

@@ -62,10 +62,14 @@ class AttentionModule(nn.Module):
 
     config: c.TransformerConfig
     attention: Any
-    positions: c.Positions | None
     runtime: RuntimeConfig
     causal: bool = True
     keep_partial_sums: bool = False
+
+    @property
+    def positions(self) -> c.Positions | None:
+        """The position option of the kind, which is that of one layer."""
+        return self.attention.positions[0]
 
     @nn.nowrap
     def projection(

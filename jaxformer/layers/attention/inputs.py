@@ -1,6 +1,7 @@
 """Attention inputs made once per forward pass: masks, biases, rotations, positions."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache as memoize
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,8 +32,7 @@ class AttentionInputs(NamedTuple):
     """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions, query scale.
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
-    computes the full score matrix. Rotations are unit complex numbers. `recurrent` are the inputs
-    of recurrences beside attention in the same layer (`config.HybridHeads`).
+    computes the full score matrix. Rotations are unit complex numbers.
     """
 
     mask: Bool[Array, "..."] | F.AttentionMask | None = None
@@ -41,11 +41,10 @@ class AttentionInputs(NamedTuple):
     query_positions: Int[Array, "*batch T"] | None = None
     key_positions: Int[Array, "*batch S"] | None = None
     query_scale: Float[Array, "*batch T"] | None = None
-    recurrent: c.MixerInputs | None = None
 
 
 NO_INPUTS = AttentionInputs()
-MixingInputs = AttentionInputs | c.MixerInputs
+MixingInputs = AttentionInputs | c.MixerInputs | tuple[Any, ...]  # of each of `HybridHeads.kinds`
 
 
 class LayerInputs(NamedTuple):
@@ -128,7 +127,10 @@ def make_layer_inputs(
     query_scale = memoize(lambda scaling: scaling(queries.positions))
 
     def layer_inputs(layer: c.Layer) -> MixingInputs:
-        kind, window = layer.attention, layer.window
+        kind: Any = layer.attention
+        window = layer.window
+        if kind.parts != (kind,):
+            return tuple(layer_inputs(replace(layer, attention=part)) for part in kind.parts)
         if not kind.has_scores:
             return mixer_inputs
         rope, heads = layer.rope, kind.num_heads
@@ -142,7 +144,6 @@ def make_layer_inputs(
             queries.positions,
             attended.keys(window, gathered).positions,
             None if kind.query_scaling is None else query_scale(kind.query_scaling),
-            mixer_inputs if kind.is_recurrent else None,
         )
 
     cache_updates = tuple(updates.get(layer.window) for layer in layers)

@@ -12,7 +12,6 @@ from jaxformer import functional as F
 from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.decay import DecayAttention
-from jaxformer.layers.attention.inputs import AttentionInputs, MixingInputs
 from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.linear_attention import LinearAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
@@ -28,25 +27,21 @@ class HybridHeads(AttentionModule):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*batch T D"], inputs: MixingInputs, state: LayerState = NO_STATE
+        self, x: Float[Array, "*batch T D"], inputs: tuple[Any, ...], state: LayerState = NO_STATE
     ) -> tuple[Float[Array, "*batch T D"], LayerState]:
-        """Apply all kinds; returns the sum, and the new cache of each in the state."""
+        """Apply each kind with its inputs; returns the sum, and their new caches in the state."""
         outputs, caches = [], []
         for i, kind in enumerate(self.attention.kinds):
             module = ATTENTION_MODULES.get(type(kind), CustomMixer)(
                 self.config,
                 kind,
-                self.positions if kind.has_scores else None,
                 self.runtime,
                 self.causal,
                 keep_partial_sums=True,
                 name=f"kind_{i}",
             )
-            kind_inputs: Any = inputs
-            if isinstance(inputs, AttentionInputs) and not kind.has_scores:
-                kind_inputs = inputs.recurrent
             cache = None if state.cache is None else state.cache[i]
-            y, new = module(x, kind_inputs, state._replace(cache=cache))
+            y, new = module(x, inputs[i], state._replace(cache=cache))
             outputs.append(y)
             caches.append(new.cache)
         y = reduce(add, outputs)

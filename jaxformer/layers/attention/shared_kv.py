@@ -38,7 +38,7 @@ class SharedKVAttention(GroupedHeadsAttention):
         query = self.apply_rope("q", query, inputs)
         value = local_kv_heads(self.apply_rope("v", value, inputs), cfg.num_kv_heads, self.runtime)
         new: KVCache | SharedCache
-        if cfg.num_cached_arrays(self.positions) == 2:
+        if cfg.num_cached_arrays == 2:
             key = local_kv_heads(
                 self.apply_rope("k", key_value, inputs), cfg.num_kv_heads, self.runtime
             )

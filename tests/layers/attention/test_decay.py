@@ -75,7 +75,7 @@ CHOICES = {
 def test_layer_by_hand(normal, angles, biases):
     """inventory row 77: projected values, the recurrence with its gain, and the way back."""
     kind = replace(KIND, angles=angles, biases=biases)
-    module = DecayAttention(CONFIG, kind, None, RuntimeConfig())
+    module = DecayAttention(CONFIG, kind, RuntimeConfig())
     x = normal(B, T, D)
     params = random_tree(
         jax.eval_shape(lambda: module.init(jax.random.key(0), x, NO_INPUTS))["params"]
@@ -92,7 +92,7 @@ def test_layer_by_hand(normal, angles, biases):
 def test_memories_and_angles_at_first():
     """RetNet's decays for eight heads from 32 to 4,096 tokens, and rotary angles for all."""
     kind = c.Decay(num_heads=8, head_dim=6, angles=c.Angles(base=50.0, learned=True))
-    module = DecayAttention(CONFIG, kind, None, RuntimeConfig())
+    module = DecayAttention(CONFIG, kind, RuntimeConfig())
     params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, D)), NO_INPUTS)["params"]
     gamma = 1 - 2.0 ** -np.arange(5, 13)
     np.testing.assert_allclose(jax.nn.sigmoid(params["memory"]["bias"]), gamma, rtol=1e-6)

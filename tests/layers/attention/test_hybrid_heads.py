@@ -28,16 +28,16 @@ def test_outputs_are_summed():
     x = np.float32(np.random.default_rng(0).normal(size=(2, 5, BASE.model_dim)))
     token_inputs = c.MixerInputs(None, None, None)
     mask = np.tri(5, dtype=bool)
-    module = HybridHeads(BOTH, BOTH.attention, None, RuntimeConfig())
-    inputs = AttentionInputs(mask, recurrent=token_inputs)
+    module = HybridHeads(BOTH, BOTH.attention, RuntimeConfig())
+    inputs = token_inputs, AttentionInputs(mask)
     params = random_tree(jax.eval_shape(module.init, jax.random.key(0), x, inputs)["params"])
     both, _ = jax.jit(module.apply)({"params": params}, x, inputs)
 
     def alone(kind, name, inputs):
-        part = ATTENTION_MODULES[type(kind)](BASE, kind, None, RuntimeConfig())
+        part = ATTENTION_MODULES[type(kind)](BASE, kind, RuntimeConfig())
         return jax.jit(part.apply)({"params": params[name]}, x, inputs)[0]
 
-    expected = alone(MAMBA, "kind_0", token_inputs) + alone(HEADS, "kind_1", inputs)
+    expected = alone(MAMBA, "kind_0", inputs[0]) + alone(HEADS, "kind_1", inputs[1])
     np.testing.assert_allclose(both, expected, atol=1e-6)
 
 
@@ -71,6 +71,7 @@ def test_costs_are_those_of_the_kinds():
 
     norms = BOTH.num_layers * BOTH.model_dim  # before the branch, of which there is only one
     assert excess(lambda config: costs.forward_flops(config, 7)) == 0
+    assert excess(lambda config: costs.activation_bytes(config, 2, 7)) == 0
     assert excess(costs.num_parameters) == norms
     assert excess(lambda config: costs.cache_bytes(config, 7)) == 0
 
@@ -85,7 +86,7 @@ def test_positions_and_windows_are_those_of_the_kind_with_slots():
     scaling = c.LinearScaling(factor=2.0)
     assert config.with_rope_scaling(scaling).layers[2].rope == c.Rope(scaling=scaling)
     states = c.HybridHeads(kinds=(MAMBA, c.ShortConvolution(num_heads=2, head_dim=3)))
-    assert (states.windows, states.has_scores, states.is_recurrent) == ((1,), False, True)
+    assert (states.main.windows, states.main.has_scores) == ((1,), False)
 
 
 def test_equal_models_have_one_canonical_form():

@@ -80,7 +80,7 @@ def by_hand(choice, params, x):
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def test_latent_attention_by_hand(choice, config, randomise, normal):
     (rope,) = choice.positions
-    module = LatentAttention(config(), choice, rope, RuntimeConfig())
+    module = LatentAttention(config(), choice, RuntimeConfig())
     x, at = normal(B, T, D), jnp.arange(T)
     turned = rope and F.rope_rotations(at, F.rope_frequencies(R, base=rope.base))
     guide = AttentionInputs(F.causal_mask(at, at), rotations=turned)

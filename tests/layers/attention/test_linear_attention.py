@@ -147,7 +147,7 @@ def in_numpy(cfg, params, x):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_layer(name):
     cfg = KINDS[name]
-    module = Module(BASE, cfg, None, RuntimeConfig())
+    module = Module(BASE, cfg, RuntimeConfig())
     x = np.float32(np.random.default_rng(0).normal(size=(9, BASE.model_dim)))
     shapes = jax.eval_shape(module.init, jax.random.key(0), x, NO_INPUTS)["params"]
     params = random_tree(shapes)
@@ -194,7 +194,7 @@ def test_a_cache_of_constant_size():
 
 @pytest.mark.slow
 def test_initial_steps_and_rates_are_within_their_limits():
-    module = Module(BASE, replace(GATED_DELTA, num_heads=400), None, RuntimeConfig())
+    module = Module(BASE, replace(GATED_DELTA, num_heads=400), RuntimeConfig())
     params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), NO_INPUTS)["params"]
     steps = np.log1p(np.exp(np.float64(params["step_bias"]["bias"])))
     rates = np.exp(np.float64(params["rate"]["bias"]))

@@ -34,7 +34,7 @@ def layer(config, randomise, normal):
 
     def make(**attention):
         cfg = config(attention=attention)
-        module = MultiHeadAttention(cfg, cfg.attention, cfg.attention.positions[0], MODE)
+        module = MultiHeadAttention(cfg, cfg.attention, MODE)
         params = randomise(module, normal(B, T, D), AttentionInputs())
 
         def run(p, x, guide, memory=None):
@@ -238,9 +238,7 @@ def test_rows_of_a_batch_and_gradient(layer, normal):
 
 def test_computes_in_bfloat16(config, randomise, normal):
     cfg = config()
-    module = MultiHeadAttention(
-        cfg, cfg.attention, cfg.attention.positions[0], RuntimeConfig(dtype=jnp.bfloat16)
-    )
+    module = MultiHeadAttention(cfg, cfg.attention, RuntimeConfig(dtype=jnp.bfloat16))
     x = normal(B, T, D)
     params = randomise(module, x.astype(jnp.bfloat16), guide())
     y, _ = jax.jit(module.apply)({"params": params}, x.astype(jnp.bfloat16), guide())

@@ -65,9 +65,7 @@ def layer(config, randomise, normal):
     """Parameters of an attention layer, and the compiled function of them."""
 
     def make(choice):
-        module = SharedKVAttention(
-            replace(config(), attention=choice), choice, choice.positions[0], RuntimeConfig()
-        )
+        module = SharedKVAttention(replace(config(), attention=choice), choice, RuntimeConfig())
         params = randomise(module, normal(B, T, D), guide(choice, places()))
         return params, jax.jit(lambda x, guide: module.apply({"params": params}, x, guide)[0])
 
@@ -164,8 +162,8 @@ def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
             rope = Rope(targets=targets, scaling=scaling)
             one, two = (replace(a, positions=(rope,)) for a in (shared, apart))
             here = guide(one, places())
-            one = SharedKVAttention(config(), one, rope, RuntimeConfig())
-            two = MultiHeadAttention(config(), two, rope, RuntimeConfig())
+            one = SharedKVAttention(config(), one, RuntimeConfig())
+            two = MultiHeadAttention(config(), two, RuntimeConfig())
             outputs[targets] = (
                 one.apply({"params": params}, x, here)[0],
                 two.apply({"params": separate_params}, x, here)[0],
@@ -186,7 +184,7 @@ def test_a_norm_of_values_leaves_them_unrotated_and_unscaled(config, randomise, 
     fields = dict(num_heads=N, num_kv_heads=2, head_dim=H, positions=(rope,), scale=0.7)
     fields |= dict(qk_norm=QKNorm(norm=RMSNorm(eps=0.02)), value_norm=bare)
     x, choice = normal(B, T, D), Choice(**fields)
-    module = SharedKVAttention(config(), choice, rope, RuntimeConfig())
+    module = SharedKVAttention(config(), choice, RuntimeConfig())
     params = randomise(module, x, guide(choice, places()))
     p, wide = jax.tree.map(np.float64, params), np.float64(x)
 
@@ -203,7 +201,7 @@ def test_a_norm_of_values_leaves_them_unrotated_and_unscaled(config, randomise, 
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     expected = np.einsum("bnts,bsnh,nhd->btd", weights, v, p["out"]["kernel"])
-    apart = MultiHeadAttention(config(), MultiHead(**fields), rope, RuntimeConfig())
+    apart = MultiHeadAttention(config(), MultiHead(**fields), RuntimeConfig())
     separate = params | {"key": params["key_value"], "value": params["key_value"]}
     for layer, its in ((module, params), (apart, separate)):
         actual = jax.jit(layer.apply)({"params": its}, x, guide(choice, places()))[0]
@@ -220,7 +218,8 @@ def test_a_second_array_is_kept_where_key_and_value_are_not_turned_alike(config)
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((cache.layers, cache.tail)))
         assert num_bytes == costs.cache_bytes(cfg, 50, batch=3)
         assert num_bytes == (1 if alike else 2) * 3 * cfg.num_layers * 50 * H * 2
-    assert Choice(num_heads=N, head_dim=H, value_norm=RMSNorm()).num_cached_arrays(TURNS) == 2
+    sizes = dict(num_heads=N, head_dim=H, positions=(TURNS,))
+    assert Choice(**sizes, value_norm=RMSNorm()).num_cached_arrays == 2
 
 
 def test_a_scaling_of_what_is_not_turned_changes_nothing(layer, normal):
