@@ -15,10 +15,11 @@ from jaxformer.functional.grouped_gemm import GROUPED_MATMUL_REMAT_NAME
 from jaxformer.layers.attention.inputs import (
     NO_INPUTS,
     AttentionInputs,
+    LayerInputMaker,
     LayerInputs,
     ScoreBiasFunction,
     TokenPositions,
-    make_layer_inputs,
+    attended_tokens,
 )
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.block import Block
@@ -154,18 +155,12 @@ class Stack(nn.Module):
         segments, layers = self.config.segments(self.part), self.config.stacks[self.part]
         if not self.is_mutable_collection("params"):
             self.check_depth(segments)
-        attention_inputs, cache_updates, positions = make_layer_inputs(
-            self.config,
-            self.runtime,
-            token_positions,
-            cache,
-            self.make_score_bias(),
-            layers=layers[: segments.first + segments.period],
-            causal=self.causal,
-            contiguous_positions=contiguous_positions,
-            num_axes=x.ndim + 1,
-        )
-        inputs = [LayerInputs(x, cross_inputs, encoder_output) for x in attention_inputs]
+        tokens = attended_tokens(self.config, self.runtime, token_positions, cache)
+        score_bias, options = self.make_score_bias(), (self.causal, contiguous_positions)
+        make_inputs = LayerInputMaker(self.runtime, tokens, score_bias, *options, x.ndim + 1)
+        pattern = layers[: segments.first + segments.period]
+        inputs = [LayerInputs(make_inputs(x), cross_inputs, encoder_output) for x in pattern]
+        cache_updates = tuple(tokens.cache_updates.get(layer.window) for layer in pattern)
         kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
         x = sow_and_perturb(self, "stack_input", x)
         option, model_params = self.config.residual, dict[str, Array]()
@@ -188,7 +183,7 @@ class Stack(nn.Module):
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
-        return x, cache and cache._replace(**new_caches, positions=positions)
+        return x, cache and cache._replace(**new_caches, positions=tokens.cached_positions)
 
     def run_group(
         self,

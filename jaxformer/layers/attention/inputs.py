@@ -1,9 +1,7 @@
 """Attention inputs made once per forward pass: masks, biases, rotations, positions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache as memoize
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -66,90 +64,6 @@ ScoreBiasFunction = Callable[
 ]
 
 
-def make_layer_inputs(
-    config: c.TransformerConfig,
-    runtime: RuntimeConfig,
-    tokens: TokenPositions,
-    cache: Cache | None,
-    score_bias: ScoreBiasFunction,
-    *,
-    layers: Sequence[c.Layer],
-    causal: bool,
-    contiguous_positions: bool,
-    num_axes: int,
-) -> tuple[tuple[MixingInputs, ...], tuple[CacheUpdate | None, ...], tuple[Array, ...]]:
-    """Make the inputs of each layer, its cache update, and new cache positions.
-
-    Equal options share their arrays. With a cache, padding has segment 0 and no slot.
-
-    Args:
-        config: The model.
-        runtime: Run-time options.
-        tokens: Positions and segments of the new tokens.
-        cache: The cache before them, or None.
-        score_bias: Returns the bias of an option and a number of heads between positions.
-        layers: Layers of the stack, up to the end of the first repetition of its pattern.
-        causal: Whether keys after the query are masked.
-        contiguous_positions: As in `F.MaskRule`.
-        num_axes: Axes of the queries, ``[*batch, T, N, H]``.
-    """
-    attended = attended_tokens(config, runtime, tokens, cache)
-    queries, updates = attended.queries, attended.cache_updates
-    mixer_inputs: Any = c.MixerInputs(tokens.positions, queries.segments, attended.valid)  # type: ignore[arg-type]
-    if runtime.mesh_axes.context is not None or not (cache is None or runtime.cache_is_empty):
-        contiguous_positions = False
-
-    @memoize
-    def mask(window: c.Window, num_heads: int, gathered: bool) -> F.AttentionMask | Array | None:
-        mask = self_attention_mask(
-            window,
-            queries,
-            attended.keys(window, gathered),
-            num_heads=num_heads,
-            causal=causal,
-            contiguous_positions=contiguous_positions,
-            runtime=runtime,
-        )
-        if gathered:
-            return F.materialize(mask, num_axes=num_axes)
-        return prepare(mask, runtime, num_axes)
-
-    @memoize
-    def bias(
-        option: c.ScoreBias, window: c.Window, num_heads: int
-    ) -> F.AttentionBias | Array | None:
-        positions = queries.positions, attended.keys(window, False).positions
-        return prepare(score_bias(option, num_heads, *positions), runtime, num_axes)
-
-    rotations = memoize(
-        partial(token_rotations, positions=queries.positions, length=attended.length)
-    )
-    query_scale = memoize(lambda scaling: scaling(queries.positions))
-
-    def layer_inputs(layer: c.Layer) -> MixingInputs:
-        kind: Any = layer.attention
-        window = layer.window
-        if kind.parts != (kind,):
-            return tuple(layer_inputs(replace(layer, attention=part)) for part in kind.parts)
-        if not kind.has_scores:
-            return mixer_inputs
-        rope, heads = layer.rope, kind.num_heads
-        option = None if layer.per_layer_score_bias else layer.score_bias
-        gathered = layer.transformer_xl is not None
-        all_heads_alike = window is None or isinstance(window, int)
-        return AttentionInputs(
-            mask(window, 0 if all_heads_alike else heads, gathered),
-            None if option is None else bias(option, window, heads),
-            None if rope is None else rotations(rope, kind.rope_head_dim),
-            queries.positions,
-            attended.keys(window, gathered).positions,
-            None if kind.query_scaling is None else query_scale(kind.query_scaling),
-        )
-
-    cache_updates = tuple(updates.get(layer.window) for layer in layers)
-    return tuple(map(layer_inputs, layers)), cache_updates, attended.cached_positions
-
-
 class AttendedTokens(NamedTuple):
     """The new tokens as queries, and what they attend to.
 
@@ -170,6 +84,11 @@ class AttendedTokens(NamedTuple):
     cached_positions: tuple[Array, ...]
     valid: Array | None
     length: Array
+
+    @property
+    def mixer_inputs(self) -> c.MixerInputs:
+        """What a recurrence reads besides x."""
+        return c.MixerInputs(self.queries.positions, self.queries.segments, self.valid)  # type: ignore[arg-type]
 
     def keys(self, window: c.Window, gathered: bool) -> TokenPositions:
         """Return the keys of a window, `gathered` over all devices if there is no cache."""
@@ -196,6 +115,97 @@ def attended_tokens(
     return AttendedTokens(queries, all_tokens, *keys_and_updates, valid, length)
 
 
+@dataclass(frozen=True, eq=False)
+class LayerInputMaker:
+    """Makes the inputs of a stack's layers; layers with equal options share the arrays.
+
+    Attributes:
+        runtime: Run-time options.
+        tokens: The new tokens, and what they attend to.
+        score_bias: Returns the bias of an option and a number of heads between positions.
+        causal: Whether keys after the query are masked.
+        contiguous_positions: As in `F.MaskRule`, for tokens without a cache before them.
+        num_axes: Axes of the queries, ``[*batch, T, N, H]``.
+        made: What was made, by its function and options.
+    """
+
+    runtime: RuntimeConfig
+    tokens: AttendedTokens
+    score_bias: ScoreBiasFunction
+    causal: bool
+    contiguous_positions: bool
+    num_axes: int
+    made: dict[Any, Any] = field(default_factory=dict)
+
+    def __call__(self, layer: c.Layer) -> MixingInputs:
+        """Return what the attention of a layer reads besides x."""
+        kind: Any = layer.attention
+        if kind.parts != (kind,):
+            return tuple(self(replace(layer, attention=part)) for part in kind.parts)
+        if not kind.has_scores:
+            return self.tokens.mixer_inputs
+        heads, window, scaling = kind.num_heads, layer.window, kind.query_scaling
+        rope, bias = layer.rope, None if layer.per_layer_score_bias else layer.score_bias
+        gathered = layer.transformer_xl is not None
+        all_heads_alike = window is None or isinstance(window, int)
+        return AttentionInputs(
+            self.once(self.mask, window, 0 if all_heads_alike else heads, gathered),
+            None if bias is None else self.once(self.bias, bias, window, heads),
+            None if rope is None else self.once(self.rotations, rope, kind.rope_head_dim),
+            self.tokens.queries.positions,
+            self.tokens.keys(window, gathered).positions,
+            None if scaling is None else self.once(self.query_scale, scaling),
+        )
+
+    def once(self, make: Callable[..., Any], *options: Any) -> Any:
+        """Return `make(*options)`, which is made once for equal options."""
+        key = make.__name__, options
+        if key not in self.made:
+            self.made[key] = make(*options)
+        return self.made[key]
+
+    def mask(self, window: c.Window, num_heads: int, gathered: bool) -> Any:
+        """Make the mask of a window, of this device's heads if it differs between heads."""
+        width, blocks, head_shifts = None, None, None
+        if isinstance(window, int):
+            width = window
+        elif window is not None:
+            blocks = window.pattern
+            shifts = blocks.head_shifts(num_heads)
+            head_shifts = local_shard(shifts, self.runtime.mesh_axes.tensor, axis=0)
+        follows_cache = self.tokens.key_positions and not self.runtime.cache_is_empty
+        is_ring = self.runtime.mesh_axes.context is not None
+        rule = F.MaskRule(
+            causal=self.causal,
+            window=width,
+            lookahead=0 if self.causal or width is None else width - 1,
+            contiguous_positions=self.contiguous_positions and not (follows_cache or is_ring),
+            block_sparse=blocks,
+            max_segments=self.runtime.max_segments,
+        )
+        queries, keys = self.tokens.queries, self.tokens.keys(window, gathered)
+        segments = queries.segments, keys.segments
+        if any(x is None for x in segments):
+            segments = None, None
+        mask = F.AttentionMask(queries.positions, keys.positions, *segments, rule, head_shifts)
+        if gathered:
+            return F.materialize(mask, num_axes=self.num_axes)
+        return prepare(mask, self.runtime, self.num_axes)
+
+    def bias(self, option: c.ScoreBias, window: c.Window, num_heads: int) -> Any:
+        """Make the score bias of all layers with this option and window."""
+        positions = self.tokens.queries.positions, self.tokens.keys(window, False).positions
+        return prepare(self.score_bias(option, num_heads, *positions), self.runtime, self.num_axes)
+
+    def rotations(self, rope: c.Rope, width: int) -> Complex64[Array, "*batch T C"]:
+        """Make the rotations of RoPE."""
+        return token_rotations(rope, width, self.tokens.queries.positions, self.tokens.length)
+
+    def query_scale(self, scaling: c.QueryScaling) -> Float[Array, "*batch T"]:
+        """Make the factors of the queries."""
+        return scaling(self.tokens.queries.positions)
+
+
 def prepare(
     mask_or_bias: F.AttentionMask | F.AttentionBias | None, runtime: RuntimeConfig, num_axes: int
 ) -> Any:
@@ -212,38 +222,6 @@ def all_gather_positions(token_positions: TokenPositions, axis_name: str | None)
     return jax.tree.map(
         lambda x: jax.lax.all_gather(x, axis_name, axis=x.ndim - 1, tiled=True), token_positions
     )
-
-
-def self_attention_mask(
-    window: c.Window,
-    queries: TokenPositions,
-    keys: TokenPositions,
-    *,
-    num_heads: int,
-    causal: bool,
-    contiguous_positions: bool,
-    runtime: RuntimeConfig,
-) -> F.AttentionMask:
-    """Make the lazy mask of a layer, of this device's heads if it differs between heads."""
-    width, blocks, head_shifts = None, None, None
-    if isinstance(window, int):
-        width = window
-    elif window is not None:
-        blocks = window.pattern
-        shifts = blocks.head_shifts(num_heads)
-        head_shifts = local_shard(shifts, runtime.mesh_axes.tensor, axis=0)
-    rule = F.MaskRule(
-        causal=causal,
-        window=width,
-        lookahead=0 if causal or width is None else width - 1,
-        contiguous_positions=contiguous_positions,
-        block_sparse=blocks,
-        max_segments=runtime.max_segments,
-    )
-    segments = queries.segments, keys.segments
-    if any(x is None for x in segments):
-        segments = None, None
-    return F.AttentionMask(queries.positions, keys.positions, *segments, rule, head_shifts)
 
 
 def cross_attention_inputs(
