@@ -41,8 +41,13 @@ class ResidualParameters(nn.Module):
         return option_parameters(self, option, declared, self.runtime.dtype)
 
 
-def begin(option: c.Residual, params: dict[str, Array], x: Float[Array, "*batch T D"]) -> Any:
-    """Return the state that flows through the depth."""
+def begin(
+    option: c.Residual,
+    params: dict[str, Array],
+    x: Float[Array, "*batch T D"],
+    attention: c.AttentionKind,
+) -> Any:
+    """Return the state that flows through the depth, which the first layer's branches can read."""
     name = f"{type(option).__name__}.begin"
     with named_errors(name):
         state = option.begin(x, params)
@@ -53,7 +58,20 @@ def begin(option: c.Residual, params: dict[str, Array], x: Float[Array, "*batch 
                 f"{name} must return arrays that begin with the axes {x.shape[:-1]} of rows and "
                 f"tokens; got {shape}."
             )
+    check_read(option, state, x, attention)
     return F.pvary_like(state, x)  # zeros that the option made are alike on all devices
+
+
+def check_read(
+    option: c.Residual, state: Any, x: Float[Array, "*batch T D"], attention: c.AttentionKind
+) -> None:
+    """Check that a branch reads one vector for each token."""
+    name, declared = f"{type(option).__name__}.read", option.parameters(x.shape[-1])
+    params = {key: jax.ShapeDtypeStruct(one.shape, x.dtype) for key, one in declared.items()}
+    place = c.Place(jnp.int32(0), "layer" if option.per == "layer" else "attention", attention)
+    with named_errors(name):
+        read, _ = jax.eval_shape(lambda *arrays: option.read(*arrays, place), state, params)
+    require_like(name, AXES, read, x.shape, x.dtype)
 
 
 def read(
