@@ -70,7 +70,7 @@ def check_read(
     params = {key: jax.ShapeDtypeStruct(one.shape, x.dtype) for key, one in declared.items()}
     place = c.Place(jnp.int32(0), "layer" if option.per == "layer" else "attention", attention)
     with named_errors(name):
-        read, _ = jax.eval_shape(lambda *arrays: option.read(*arrays, place), state, params)
+        read, _ = jax.eval_shape(lambda s, p: option.read(s, p, place), state, params)
     require_like(name, AXES, read, x.shape, x.dtype)
 
 
