@@ -167,7 +167,8 @@ class Stack(nn.Module):
         if option is not None and option.model_parameters(x.shape[-1]):
             arguments = option, self.runtime, x.shape[-1]
             model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
-        embedded, x = x, x if option is None else begin(option, model_params, x, layers[0].attention)
+        embedded, kind = x, layers[0].attention
+        x = x if option is None else begin(option, model_params, x, kind)
         new_caches: dict[str, Any] = {}
         for name, indices in segments.groups().items():
             if not indices:
