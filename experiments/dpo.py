@@ -220,7 +220,9 @@ class PreferenceData(TrainData):
             "margin": margins.mean(),
         }
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-        recorder.progress.print(f"step {step:,}: {shown} of {len(numbers):,} held-out pairs")
+        if not final:  # `report` prints the final ones
+            pairs = f"{len(numbers):,} held-out pair{'s' * (len(numbers) > 1)}"
+            recorder.progress.print(f"step {step:,}: {shown} of {pairs}")
         name = "final_held_out" if final else "held_out"
         metrics = {f"{name}_{x}": float(value) for x, value in means.items()}
         return Evaluation(metrics, loss=float(means["loss"]))

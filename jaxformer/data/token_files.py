@@ -6,6 +6,7 @@ file has neither, those of Megatron-LM's index are copied with an end of text af
 """
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from jaxformer.data.tokenization import smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.extras import import_extra
 from jaxformer.json_files import json_digest
+
+LOG = logging.getLogger("jaxformer.data")
 
 # llm.c's header: 256 int32, of which the first are magic number, version and number of tokens.
 LLMC_HEADER_BYTES = 1024
@@ -235,6 +238,12 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
     index = cached_arrays(path, names, lambda: _index(file, tokenizer))
     starts, digests = index["starts"], index["digests"].tobytes()
     tokens = CheckedFile(file.path, file.dtype, digests, offset=file.offset)
+    if len(starts) == 1:
+        LOG.warning(
+            "%s has no end of text (id %d) between its %s tokens, so they are one document; are "
+            "they of this tokenizer?",
+            *(file.path, end, f"{len(tokens):,}"),
+        )
     return PackedRows(
         tokens=tokens,
         starts=starts,

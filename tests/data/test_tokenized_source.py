@@ -366,6 +366,16 @@ def test_a_token_file_is_indexed_once(texts, monkeypatch):
     assert [part.digest for part in opened(32, BYTES)] == digests
 
 
+@pytest.mark.parametrize(("ids", "count"), [([5, 6] * 20, 1), ([5, END, 6] * 20, 0)])
+def test_tokens_without_an_end_of_text_are_named(texts, ids, count, caplog):
+    (texts / "tokens").mkdir()
+    np.array(ids, np.uint16).tofile(texts / "tokens" / "train.bin")
+    opened(4, BYTES)
+    said = [x.message for x in caplog.records if "no end of text" in x.message]
+    assert len(said) == count
+    assert all(f"(id {END}) between its 40 tokens, so they are one document" in x for x in said)
+
+
 def test_a_bit_of_a_token_file_that_flipped_is_found(texts):
     folder = texts / "tokens"
     folder.mkdir()

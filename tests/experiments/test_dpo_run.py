@@ -89,6 +89,7 @@ def test_held_out_pairs_are_told_apart(folder, capsys):
     assert metrics("run", "loss")[0] == pytest.approx(np.log(2), abs=1e-6)
     assert metrics("run", "final_held_out_loss")[0] < metrics("run", "held_out_loss")[0] < 0.6932
     assert "Held-out pairs: accuracy 100.0%" in printed
+    assert printed.count(" held-out pairs") == printed.count(" of 6 held-out") == len(margins)
     assert last == pytest.approx(held_out_margin(folder, "run"), rel=1e-4)
 
 
