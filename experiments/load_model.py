@@ -22,6 +22,7 @@ from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
 from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.json_files import read_json
+from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import abstract_parameters, broadcast_from_process_0, check_divisible
 from jaxformer.training.checkpoints import Checkpoints
@@ -292,9 +293,9 @@ def load_from_run(
         if mesh is not None:
             check_divisible(config, mesh.shape)
         unroll, params = to_decode and decodes_faster_unrolled(config), dict[str, Any]()
-        shapes = abstract_parameters(config, mesh)
-        for path, array in checkpoints.restore_one_by_one(step, {"params": shapes}):
-            path = path.removeprefix("params/")
+        shapes = split_parameters(config.adapter, abstract_parameters(config, mesh))
+        for path, array in checkpoints.restore_one_by_one(step, shapes):
+            path = path.partition("/")[2]  # without "frozen" or "trained"
             arrays = {path: array.astype(storage_dtype(path, dtype))}
             params |= unroll_arrays(config, arrays) if unroll else arrays
     local_folder = download(folder, READ_CACHE_ROOT)

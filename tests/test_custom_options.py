@@ -434,7 +434,7 @@ def after_a_step(config, sizes):
     optimizer = make_optimizer(rule, 3, parameter_metadata(config))
     its = train_step_on(config, dict(sizes), optimizer, rows=ROWS, length=TEXT)
     params = random_params(config)
-    state = step.TrainState(np.int32(0), params, optimizer.init(params), init_skip_state())
+    state = step.TrainState(np.int32(0), {}, params, optimizer.init(params), init_skip_state())
     state = jax.tree.map(lambda x, to: jax.device_put(np.array(x), to.sharding), state, its.state)
     state, metrics = its.compiled(state, put_batch(texts(), its.mesh, ROWS))
     return float(metrics.loss), jax.device_get(state.params)

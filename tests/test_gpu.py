@@ -82,7 +82,7 @@ def test_packed_rows_have_no_array_of_pairs_of_tokens():
         batch = aot_compile.abstract_batch(config, mesh, 8, length, 0)
         step = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
         with patched_gpu_checks():
-            lowered = update.lower(abstract_parameters(config, mesh), step, batch)
+            lowered = update.lower(abstract_parameters(config, mesh), {}, step, batch)
         return lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
 
     pairs = re.compile(rf"\[[\d,]*\b{length},{length}[,\]]")

@@ -78,7 +78,7 @@ def init_state(
     config = OptimizerConfig(schedule=schedule, optimizer=Muon(adamw_rate=0.15))
     metadata = jax.tree_util.tree_map_with_path(describe, params)
     optimizer = make_optimizer(config, settings.steps, metadata)  # or any optax transformation
-    state = TrainState(jnp.int32(0), params, optimizer.init(params), init_skip_state())
+    state = TrainState(jnp.int32(0), {}, params, optimizer.init(params), init_skip_state())
     return jax.device_put(state, parallel.replicated(mesh)), optimizer
 
 
@@ -101,7 +101,7 @@ def make_steps(model: Transformer, optimizer: optax.GradientTransformation, mesh
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, batch: data.Batch) -> tuple[TrainState, StepMetrics]:
-        loss, gradients = shard(jax.value_and_grad(mean_loss))(state.params, batch)
+        loss, gradients = shard(jax.value_and_grad(mean_loss))(state.trained, batch)
         norm = optax.tree.norm(gradients)
         return apply_gradients(optimizer, SkipStepConfig(), state, loss, gradients, norm, mesh)
 

@@ -65,7 +65,7 @@ def train_run(run: RunConfig, setup: TrainSetup, train_data: TrainData) -> Train
         if start_step is None:
             return None
         metadata = parallel.parameter_metadata(run.model)
-        trained = parallel.trained_parameters(run.model.adapter, metadata)
+        trained = parallel.split_parameters(run.model.adapter, metadata).trained
         optimizer = make_optimizer(run.optimizer, run.planned_steps, trained)
         batches = train_data.batch_of_each_shape(start_step)
         update = compile_train_step(run, setup, optimizer, batches)

@@ -31,7 +31,7 @@ from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
 from jaxformer import data
 from jaxformer.generation import Beam, Greedy, Sampler, generate
-from jaxformer.parallel import put_batch
+from jaxformer.parallel import join_parameters, put_batch, split_parameters
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import format_count, format_duration, sanitize_text
 
@@ -139,11 +139,11 @@ def average_checkpoints(checkpoints: Checkpoints, params: Any, run: Any) -> Any:
     """
     checkpoints.wait_until_finished()
     regular = [x for x in checkpoints.all_steps() if x % run.save_every == 0 or x == run.steps]
-    param_trees = [
-        checkpoints.restore(at, {"params": params}, partial=True)["params"]
-        for at in regular[-run.average :]
-    ]
-    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *param_trees)
+    frozen, trained = split_parameters(run.model.adapter, params)
+    part = {"trained": trained}
+    saved = [checkpoints.restore(at, part, partial=True) for at in regular[-run.average :]]
+    means = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *saved)
+    return join_parameters(frozen, means["trained"])
 
 
 def decode_dates(

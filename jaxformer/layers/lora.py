@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.parameter import parse_logical_axes
-from jaxformer.layers.parameters import sharded_parameter, storage_dtype
+from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.runtime import apply_dropout
 
 SHARDED_OVER_TENSOR = {"heads", "kv_heads", "hidden", "vocabulary"}
@@ -126,21 +126,29 @@ def is_adapter(path: str) -> bool:
     return path.rpartition("/")[2] in (LORA_A, LORA_B, MAGNITUDE)
 
 
-def trained_parameters(lora: c.LoRA | None, tree: Any) -> Any:
-    """Return the part of a tree of parameters that training changes: all without an adapter.
+class SplitParameters(NamedTuple):
+    """A tree of parameters in two: what training leaves as it is, and what it changes."""
+
+    frozen: Any
+    trained: Any
+
+
+def split_parameters(lora: c.LoRA | None, tree: Any) -> SplitParameters:
+    """Split a tree of parameters by what training changes: all of it without an adapter.
 
     Args:
         lora: The adapters of the model, `TransformerConfig.adapter`.
         tree: A tree with the structure of the parameters, such as their `parameter_metadata`.
 
     Returns:
-        The tree, or that of its adapters and of the parameters that `LoRA.trained` names.
+        The frozen parameters, {} without an adapter, and the trained ones: all without an adapter,
+        else the adapters and the parameters that `LoRA.trained` names.
 
     Raises:
         ValueError: No parameter has a name of `LoRA.trained`.
     """
     if lora is None:
-        return tree
+        return SplitParameters({}, tree)
     leaves, names = flatten_dict(tree, sep="/"), lora.trained
     paths = {name: [path for path in leaves if f"/{name}/" in f"/{path}/"] for name in names}
     if missing := [name for name in names if not paths[name]]:
@@ -149,33 +157,19 @@ def trained_parameters(lora: c.LoRA | None, tree: Any) -> Any:
             f"No parameter has {', '.join(missing)} of LoRA.trained in its path; there are "
             f"{', '.join(parts)}."
         )
-    trained = {path for listed in paths.values() for path in listed}
-    return unflatten_dict(
-        {path: x for path, x in leaves.items() if path in trained or is_adapter(path)}, sep="/"
-    )
+    named = {path for listed in paths.values() for path in listed}
+    trained = {path: leaves.pop(path) for path in [*leaves] if path in named or is_adapter(path)}
+    return SplitParameters(*(unflatten_dict(x, sep="/") for x in (leaves, trained)))
 
 
-def update_parameters(lora: c.LoRA | None, params: Any, trained: Any) -> Any:
-    """Return the parameters with those that training changes replaced."""
-    if lora is None:
-        return trained
-    leaves = flatten_dict(params, sep="/") | flatten_dict(trained, sep="/")
-    return unflatten_dict(leaves, sep="/")
+def join_parameters(frozen: Any, trained: Any) -> Any:
+    """Join the two trees of `split_parameters`.
 
+    Args:
+        frozen: Parameters that training leaves as they are; {} for none.
+        trained: Parameters that it changes.
 
-def cast_frozen(lora: c.LoRA | None, params: Any) -> Any:
-    """Return parameters or shapes in the dtypes of training: frozen ones in `LoRA.base_dtype`."""
-    if lora is None:
-        return params
-    trained = flatten_dict(trained_parameters(lora, params), sep="/")
-    leaves = {}
-    for path, x in flatten_dict(params, sep="/").items():
-        dtype = jnp.float32 if path in trained else storage_dtype(path, lora.base_dtype)
-        leaves[path] = _cast(x, dtype)
-    return unflatten_dict(leaves, sep="/")
-
-
-def _cast(x: Array | jax.ShapeDtypeStruct, dtype: DTypeLike) -> Array | jax.ShapeDtypeStruct:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding)
-    return x.astype(dtype)
+    Returns:
+        The one tree of the model's parameters.
+    """
+    return unflatten_dict(flatten_dict(frozen) | flatten_dict(trained)) if frozen else trained

@@ -1,6 +1,7 @@
 """Device meshes, sharding specs, multi-process setup, and memory and time estimates."""
 
-from jaxformer.layers.lora import trained_parameters as trained_parameters
+from jaxformer.layers.lora import join_parameters as join_parameters
+from jaxformer.layers.lora import split_parameters as split_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata as ParameterMetadata
 from jaxformer.layers.parameter_metadata import parameter_metadata as parameter_metadata
 from jaxformer.layers.runtime import active_mesh_axes as active_mesh_axes
@@ -20,10 +21,10 @@ from jaxformer.parallel.overlap import overlap_compiler_options as overlap_compi
 from jaxformer.parallel.sharding import abstract_parameters as abstract_parameters
 from jaxformer.parallel.sharding import batch_spec as batch_spec
 from jaxformer.parallel.sharding import local_batch_slice as local_batch_slice
-from jaxformer.parallel.sharding import optimizer_state_specs as optimizer_state_specs
 from jaxformer.parallel.sharding import parameter_specs as parameter_specs
 from jaxformer.parallel.sharding import put_batch as put_batch
 from jaxformer.parallel.sharding import put_replicated as put_replicated
 from jaxformer.parallel.sharding import put_sharded as put_sharded
 from jaxformer.parallel.sharding import replicated as replicated
 from jaxformer.parallel.sharding import shardings as shardings
+from jaxformer.parallel.sharding import state_specs as state_specs

@@ -5,18 +5,18 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jax.tree_util import DictKey, tree_leaves_with_path
 from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.layers.lora import trained_parameters
+from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
-from jaxformer.layers.parameters import storage_dtype
 from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel.mesh import MESH_AXES, check_divisible, num_batch_shards
+from jaxformer.parallel.sharding import abstract_parameters
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
 PARAM_BYTES = 4  # float32
@@ -111,12 +111,12 @@ def estimate_memory(
         expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
         platform=platform,
     )
-    trained, frozen_bytes, optimizer_bytes = _parameter_bytes(config, axis_sizes, optimizer)
+    parameters, gradients, optimizer_bytes = _parameter_bytes(config, axis_sizes, optimizer)
     gathered = _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat)
     return MemoryEstimate(
-        parameters=trained + frozen_bytes,
+        parameters=parameters,
         optimizer=optimizer_bytes,
-        gradients=trained * min(gradient_accumulation_steps, 2),
+        gradients=gradients * min(gradient_accumulation_steps, 2),
         gathered_kernels=compute_bytes * gathered,
         activations=activations - logits,
         logits=logits,
@@ -126,18 +126,16 @@ def estimate_memory(
 def _parameter_bytes(
     config: c.TransformerConfig, axis_sizes: Mapping[str, int], optimizer: str
 ) -> tuple[int, int, int]:
-    """Bytes on one device of trained and frozen parameters and of the optimizer's state."""
+    """Bytes on one device of parameters, of their gradients and of the optimizer's state."""
     metadata = parameter_metadata(config)
-    trained = flatten_dict(trained_parameters(config.adapter, metadata), sep="/")
-    local_sizes = [(x, _local_size(x, axis_sizes)) for x in trained.values()]
-    parameters = sum(share for _, share in local_sizes)
-    frozen = 0
-    if config.adapter is not None:
-        for path, x in flatten_dict(metadata, sep="/").items():
-            width = storage_dtype(path, config.adapter.base_dtype).itemsize
-            frozen += 0 if path in trained else width * _local_size(x, axis_sizes)
+    stored = jax.tree.leaves(abstract_parameters(config, None))
+    pairs = zip(jax.tree.leaves(metadata), stored, strict=True)
+    parameters = sum(_local_size(x, axis_sizes) * y.dtype.itemsize for x, y in pairs)
+    trained = jax.tree.leaves(split_parameters(config.adapter, metadata).trained)
+    local_sizes = [(x, _local_size(x, axis_sizes)) for x in trained]
+    gradients = sum(n for _, n in local_sizes)
     values = sum(_optimizer_values_per_element(x, optimizer) * n for x, n in local_sizes)
-    return PARAM_BYTES * parameters, frozen, PARAM_BYTES * values
+    return parameters, PARAM_BYTES * gradients, PARAM_BYTES * values
 
 
 def expert_slots(devices: int, expert_capacity_factor: float | None) -> float:

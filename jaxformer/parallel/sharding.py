@@ -6,14 +6,16 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
-from jaxformer.layers.lora import cast_frozen
+from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
+from jaxformer.layers.parameters import storage_dtype
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.parallel.mesh import BATCH_AXES
 
@@ -36,6 +38,8 @@ def parameter_specs(config: TransformerConfig, mesh_shape: Mapping[str, int]) ->
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
     """ShapeDtypeStructs of the parameters in training, with shardings if a mesh is given.
 
+    Frozen parameters are in `LoRA.base_dtype`, but for those that `storage_dtype` keeps in float32.
+
     Args:
         config: Model configuration.
         mesh: Device mesh; None for no shardings.
@@ -44,19 +48,23 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
         A tree of `jax.ShapeDtypeStruct` with the structure of the parameters.
     """
 
-    def abstract_leaf(x: ParameterMetadata) -> jax.ShapeDtypeStruct:
+    def abstract_leaf(path: str, x: ParameterMetadata) -> jax.ShapeDtypeStruct:
         sharding = None if mesh is None else NamedSharding(mesh, x.partition_spec(mesh.shape))
-        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
+        dtype = storage_dtype(path, lora.base_dtype) if lora and path in frozen else jnp.float32
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
-    return cast_frozen(config.adapter, jax.tree.map(abstract_leaf, parameter_metadata(config)))
+    lora, metadata = config.adapter, parameter_metadata(config)
+    frozen = flatten_dict(split_parameters(lora, metadata).frozen, sep="/")
+    leaves = flatten_dict(metadata, sep="/").items()
+    return unflatten_dict({path: abstract_leaf(path, x) for path, x in leaves}, sep="/")
 
 
-def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:
-    """PartitionSpecs of optimizer-state arrays, taken from the parameters they belong to.
+def state_specs(tree: Any, params: Any, specs: Any) -> Any:
+    """PartitionSpecs of the arrays of a state, taken from the parameters they belong to.
 
     Args:
-        tree: Optimizer state, of arrays or shapes. The path of an array that belongs to a parameter
-            contains the path of the parameter.
+        tree: Train state or optimizer state, of arrays or shapes. The path of an array that belongs
+            to a parameter contains the path of the parameter.
         params: Parameters, or their shapes.
         specs: PartitionSpecs of the parameters.
 
@@ -78,7 +86,7 @@ def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:
 
 
 def flatten_to_paths(tree: Any) -> dict[str, Any]:
-    """Leaves of a tree by path, such as "params/decoder/final_norm/scale"."""
+    """Leaves of a tree by path, such as "trained/decoder/final_norm/scale"."""
     leaves, _ = tree_flatten_with_path(tree)
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 

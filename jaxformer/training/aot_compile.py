@@ -23,7 +23,7 @@ from jaxformer.parallel import (
     batch_spec,
     make_mesh,
     parameter_metadata,
-    trained_parameters,
+    split_parameters,
 )
 from jaxformer.parallel.plan import Workload
 from jaxformer.training.optimizers import Optimizer, OptimizerConfig, make_optimizer
@@ -173,8 +173,8 @@ def compile_update(
     )
     kind = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}[work.optimizer]
     optimizer_config = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind())
-    metadata = trained_parameters(config.adapter, parameter_metadata(config))
-    optimizer = make_optimizer(optimizer_config, 1, metadata)
+    metadata = split_parameters(config.adapter, parameter_metadata(config))
+    optimizer = make_optimizer(optimizer_config, 1, metadata.trained)
     accumulation = work.gradient_accumulation_steps
     update = make_train_step(model, optimizer, mesh, gradient_accumulation_steps=accumulation)
     batch_size = work.global_batch_size(sizes)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Shaped, UInt32
 
 from jaxformer.json_files import get_field
 
-SCHEMA = 2  # schema 1 is from before the use of Orbax's CheckpointManager
+SCHEMA = 3  # 1: before Orbax's CheckpointManager; 2: trained and frozen parameters in one tree
 MAX_LISTED = 10  # lines of a message before the rest is only counted
 MAX_CONCURRENT = (
     16  # JAX deadlocks on several CPU devices with 33 concurrent programs with collectives

@@ -41,7 +41,7 @@ class Checkpoints:
             state = checkpoints.restore(None, jax.eval_shape(init, key))
             checkpoints.save(100, state, {"seed": 0})
 
-    A state is saved as a flat dict of arrays by path ("params/decoder/final_norm/scale"), so
+    A state is saved as a flat dict of arrays by path ("trained/decoder/final_norm/scale"), so
     restoring depends on these paths and not on the types of containers. A checksum of each array
     and of the description is saved too, since Orbax alone does not detect every changed byte.
     Leaving the `with` block waits for the save in progress. In a run of several processes all must
@@ -257,7 +257,7 @@ class Checkpoints:
             abstract_state: As in `restore`; it may be a part of the saved state.
 
         Yields:
-            Path, such as "params/decoder/final_norm/scale", and array.
+            Path, such as "trained/decoder/final_norm/scale", and array.
 
         Raises:
             ValueError: As in `restore`.

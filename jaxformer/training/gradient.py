@@ -20,7 +20,7 @@ from jaxformer.data.pairs import PairBatch
 from jaxformer.data.preferences import PreferenceBatch
 from jaxformer.functional.attention.cudnn import switch_on_segments
 from jaxformer.layers import Transformer
-from jaxformer.layers.lora import trained_parameters, update_parameters
+from jaxformer.layers.lora import join_parameters, split_parameters
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
 AnyBatch = Batch | PairBatch | PreferenceBatch
@@ -197,8 +197,8 @@ def make_value_and_grad(
     objective: Objective = Objective(),
     gradient_accumulation_steps: int = 1,
     seed: int = 0,
-) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
-    """Build a sharded (params, step, batch) -> (mean loss, gradients).
+) -> Callable[[Any, Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
+    """Build a sharded (trained, frozen, step, batch) -> (mean loss, gradients of `trained`).
 
     The mean is over the tokens of the loss mask, or the pairs of answers, in the whole batch, over
     all devices and microbatches, so without dropout neither changes the result beyond rounding. It
@@ -214,39 +214,37 @@ def make_value_and_grad(
         seed: Seed of dropout; the key also depends on the step, the device and the microbatch.
 
     Returns:
-        The function. Gradients are those of `trained_parameters`, float32 and sharded as these are.
-        Gradients of
-        replicated parameters are summed over the devices once, after the last microbatch.
+        The function, of the trees of `split_parameters`. Gradients are float32 and sharded as the
+        parameters are; gradients of replicated parameters are summed over the devices once, after
+        the last microbatch.
     """
     model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
-    specs = parameter_specs(model.config, mesh.shape)
-    trained_specs = trained_parameters(model.config.adapter, specs)
+    specs = split_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
 
-    def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
+    def per_device(trained: Any, frozen: Any, step: Int[Array, ""], batch: AnyBatch):
         num_losses = jax.lax.psum(loss_weight(batch), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
-        varying_params = jax.tree.map(lambda x: F.pvary(x, *axis_names), params)
-        varying_trained = trained_parameters(model.config.adapter, varying_params)
+        trained, frozen = jax.tree.map(lambda x: F.pvary(x, *axis_names), (trained, frozen))
 
         def microbatch_step(carry, indexed):
             index, rows = indexed
 
             def loss(trained, max_segments: int | None):
-                params = update_parameters(model.config.adapter, varying_params, trained)
+                params = join_parameters(frozen, trained)
                 options: Any = dict(key=jax.random.fold_in(key, index), axis_names=axis_names)
                 bounded_model = model.clone(max_segments=max_segments or model.max_segments)
                 local_sum = summed_loss(bounded_model, objective, params, rows, **options)
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_losses, 1)
 
-            loss_and_gradients = partial(jax.value_and_grad(loss), varying_trained)
+            loss_and_gradients = partial(jax.value_and_grad(loss), trained)
 
             segments = None if model.max_segments else getattr(all_rows(rows), "segments", None)
             causal = model.config.topology.has_decoder
             sums = switch_on_segments(loss_and_gradients, segments, axis_names, causal=causal)
             return jax.tree.map(jnp.add, carry, sums), None
 
-        zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_trained)
+        zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), trained)
         zero_carry = (jnp.zeros(()), zeros)
         if gradient_accumulation_steps == 1:
             (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))
@@ -255,13 +253,13 @@ def make_value_and_grad(
             indexed = jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch)
             (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, indexed)
         sum_over_replicas = partial(_sum_over_replicas, axis_names)
-        return loss, jax.tree.map(sum_over_replicas, gradients, trained_specs)
+        return loss, jax.tree.map(sum_over_replicas, gradients, specs.trained)
 
     return jax.shard_map(
         per_device,
         mesh=mesh,
-        in_specs=(specs, P(), batch_spec(mesh.shape)),
-        out_specs=(P(), trained_specs),
+        in_specs=(specs.trained, specs.frozen, P(), batch_spec(mesh.shape)),
+        out_specs=(P(), specs.trained),
     )
 
 
@@ -278,14 +276,14 @@ def _sum_over_replicas(axis_names: tuple[str, ...], gradient: Array, spec: P) ->
 
 def make_global_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
     """Build the global gradient norm of sharded gradients."""
-    specs = trained_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
+    specs = split_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
 
     def per_device(gradients: Any) -> Float[Array, ""]:
         squares: dict[tuple[str, ...], Array] = {}
-        for g, spec in zip(jax.tree.leaves(gradients), jax.tree.leaves(specs), strict=True):
+        for g, spec in zip(jax.tree.leaves(gradients), jax.tree.leaves(specs.trained), strict=True):
             axes = tuple(sorted(axis for axis in spec if axis is not None))
             squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.sum(jnp.square(g))
         sums = (jax.lax.psum(x, axes) if axes else x for axes, x in squares.items())
         return jnp.sqrt(sum(sums, start=jnp.zeros(())))
 
-    return jax.shard_map(per_device, mesh=mesh, in_specs=(specs,), out_specs=P())
+    return jax.shard_map(per_device, mesh=mesh, in_specs=(specs.trained,), out_specs=P())

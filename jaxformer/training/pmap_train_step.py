@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.layers import Transformer
-from jaxformer.layers.lora import trained_parameters, update_parameters
+from jaxformer.layers.lora import join_parameters
 from jaxformer.training.gradient import AnyBatch, Objective, loss_weight, summed_loss
 from jaxformer.training.skip_step import SkipStepConfig
 from jaxformer.training.train_step import TrainState, apply_gradients
@@ -48,14 +48,12 @@ def make_pmap_train_step(
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
         def loss_share(trained: Any):
-            params = update_parameters(model.config.adapter, state.params, trained)
+            params = join_parameters(state.frozen, trained)
             local_sum = summed_loss(model, objective, params, batch, key, axis_names=(AXIS,))
             return local_sum * jax.lax.axis_size(AXIS) / jnp.maximum(num_losses, 1)
 
-        trained = trained_parameters(model.config.adapter, state.params)
-        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(trained), AXIS)
+        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(state.trained), AXIS)
         norm = optax.tree.norm(gradients)
-        adapter = model.config.adapter
-        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, adapter=adapter)
+        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm)
 
     return jax.pmap(per_device, axis_name=AXIS, in_axes=(None, 0), out_axes=None, donate_argnums=0)

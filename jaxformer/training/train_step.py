@@ -15,21 +15,20 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config import LoRA
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
-from jaxformer.layers.lora import cast_frozen, is_adapter, trained_parameters, update_parameters
+from jaxformer.layers.lora import is_adapter, join_parameters, split_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 from jaxformer.parallel import (
     abstract_parameters,
     active_mesh_axes,
     batch_spec,
     check_divisible,
-    optimizer_state_specs,
     overlap_compiler_options,
     parameter_specs,
     replicated,
     shardings,
+    state_specs,
     token_axes,
 )
 from jaxformer.training.gradient import (
@@ -49,12 +48,26 @@ from jaxformer.training.skip_step import (
 
 
 class TrainState(NamedTuple):
-    """Step, parameters, optimizer state and skip state; `step` counts batches used."""
+    """State of training.
+
+    Attributes:
+        step: Number of batches used.
+        frozen: Parameters that do not change; {} without an adapter.
+        trained: Parameters that the optimizer changes, in float32.
+        opt_state: State of the optimizer, of the trained parameters.
+        skip_state: State of the rule that skips updates.
+    """
 
     step: Int[Array, ""]
-    params: Any
+    frozen: Any
+    trained: Any
     opt_state: optax.OptState
     skip_state: SkipState
+
+    @property
+    def params(self) -> Any:
+        """All parameters of the model, in one tree."""
+        return join_parameters(self.frozen, self.trained)
 
 
 class StepMetrics(NamedTuple):
@@ -128,15 +141,11 @@ def abstract_train_state(
     # Unlike `jax.eval_shape`, this traces once per model and optimizer.
     traced = jax.jit(_init_state, static_argnums=(0, 1))
     shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
-    specs = parameter_specs(model.config, mesh.shape)
-    trained = (trained_parameters(model.config.adapter, x) for x in (shapes.params, specs))
-    optimizer_specs = optimizer_state_specs(shapes.opt_state, *trained)
-    skip_specs = jax.tree.map(lambda _: P(), shapes.skip_state)
-    state_specs: Any = P(), specs, optimizer_specs, skip_specs
+    specs = state_specs(shapes, shapes.params, parameter_specs(model.config, mesh.shape))
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
-        TrainState(*state_specs),
+        specs,
     )
 
 
@@ -157,9 +166,11 @@ def _init_state(
             {"params": params}, dummy_tokens, source=source, mutable="params", rngs={"params": key}
         )
         params = variables["params"]
-    params = cast_frozen(model.config.adapter, params)
-    opt_state = optimizer.init(trained_parameters(model.config.adapter, params))
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, init_skip_state())
+    stored = abstract_parameters(model.config, None)
+    params = jax.tree.map(lambda x, like: x.astype(like.dtype), params, stored)
+    frozen, trained = split_parameters(model.config.adapter, params)
+    step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(trained)
+    return TrainState(step, frozen, trained, opt_state, init_skip_state())
 
 
 def make_train_step(
@@ -202,12 +213,12 @@ def make_train_step(
     global_norm = make_global_norm(model, mesh)
 
     def train_step(state: TrainState, batch: AnyBatch):
-        loss, gradients = value_and_grad(state.params, state.step, batch)
+        loss, gradients = value_and_grad(state.trained, state.frozen, state.step, batch)
         with jax.named_scope("gradient_norm"):
             norm = global_norm(gradients)
         with jax.named_scope("optimizer"):
             state, metrics = apply_gradients(
-                optimizer, skip_step, state, loss, gradients, norm, mesh, model.config.adapter
+                optimizer, skip_step, state, loss, gradients, norm, mesh
             )
         return state, metrics._replace(max_expert_load=max_expert_load(model, gradients))
 
@@ -222,8 +233,8 @@ def make_train_step(
 
 def max_expert_load(model: Transformer, gradients: Any) -> Float[Array, ""] | None:
     """`StepMetrics.max_expert_load`, from the gradients of selection biases."""
-    metadata = trained_parameters(model.config.adapter, parameter_metadata(model.config))
-    leaves = zip(jax.tree.leaves(gradients), jax.tree.leaves(metadata), strict=True)
+    metadata = split_parameters(model.config.adapter, parameter_metadata(model.config))
+    leaves = zip(jax.tree.leaves(gradients), jax.tree.leaves(metadata.trained), strict=True)
     loads = [jnp.max(g) for g, x in leaves if x.role == "selection_bias"]
     return 1 + jnp.max(jnp.stack(loads)) / LOAD_GRADIENT if loads else None
 
@@ -236,21 +247,18 @@ def apply_gradients(
     gradients: Any,
     norm: Float[Array, ""],
     mesh: Mesh | None = None,
-    adapter: LoRA | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """Apply the optimizer, or skip the update and advance only the counters."""
     apply_update, skip_state = should_apply_update(skip_step, state.skip_state, loss, norm)
-    trained = trained_parameters(adapter, state.params)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradients, state.opt_state, trained, gradient_norm=norm, mesh=mesh
+        gradients, state.opt_state, state.trained, gradient_norm=norm, mesh=mesh
     )
-    new_values = optax.apply_updates(trained, updates), opt_state
-    old_values = trained, state.opt_state
+    new_values = optax.apply_updates(state.trained, updates), opt_state
+    old_values = state.trained, state.opt_state
     choose = partial(jnp.where, apply_update)  # the new values, or the old ones
     trained, opt_state = jax.tree.map(choose, new_values, old_values)
-    params = update_parameters(adapter, state.params, trained)
     metrics = StepMetrics(loss, norm, skip_state.num_skipped, skip_state.num_consecutive_skips)
-    return TrainState(state.step + 1, params, opt_state, skip_state), metrics
+    return TrainState(state.step + 1, state.frozen, trained, opt_state, skip_state), metrics
 
 
 def make_log_likelihood_step(

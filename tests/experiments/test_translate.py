@@ -175,7 +175,7 @@ def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
 def test_parameters_are_averaged_over_the_last_and_the_newest_regular_checkpoints(tmp_path):
     def state(value):
         params = {"a": jnp.full(3, value), "b": {"c": jnp.full((1, 2), -value)}}
-        return step.TrainState(jnp.int32(0), params, {"count": jnp.zeros(2)}, None)
+        return step.TrainState(jnp.int32(0), {}, params, {"count": jnp.zeros(2)}, None)
 
     values = [1.0, 5.0, 2.0, 8.0]
     with Checkpoints(tmp_path, max_to_keep=9) as checkpoints:

@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file
 
 from jaxformer import config as c
 from jaxformer import load_pretrained, save_pretrained, zoo
-from jaxformer.layers.lora import cast_frozen
+from jaxformer.layers import Transformer
 from jaxformer.layers.parameter_metadata import _annotated_parameters, parameter_metadata
 from jaxformer.layers.parameters import storage_dtype
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel.memory import estimate_memory
+from jaxformer.training.train_step import init_train_state
 from tests.small_models import random_params
 
 ROUNDED = (  # read in float32, but of bfloat16 in the files of released models
@@ -70,11 +73,14 @@ def test_a_folder_keeps_the_selection_bias(params, dtype, tmp_path):
 
 
 def test_a_frozen_base_keeps_the_selection_bias_and_memory_counts_it(params):
-    lora = c.LoRA(rank=2, base_dtype="bfloat16")
-    frozen = flatten_dict(cast_frozen(lora, unflatten_dict(params, sep="/")), sep="/")
+    config = replace(GLM, adapter=c.LoRA(rank=2, base_dtype="bfloat16"))
+    base = jax.tree.map(jnp.array, unflatten_dict(params, sep="/"))  # which is donated
+    model, mesh = Transformer(config), make_mesh(MeshConfig(), jax.devices()[:1])
+    state = init_train_state(model, optax.sgd(1.0), jax.random.key(0), mesh, params=base)
+    frozen = flatten_dict(state.frozen, sep="/")
+    assert frozen.keys() == params.keys()
     np.testing.assert_array_equal(frozen[BIAS], params[BIAS])
     assert frozen["head/kernel"].dtype == jnp.bfloat16
-    config = replace(GLM, adapter=lora)
     adapters = [x.shape for x in flatten_dict(parameter_metadata(config)).values()]
     sizes = sum(map(np.prod, adapters)) - sum(x.size for x in params.values())
     expected = sum(x.nbytes for x in frozen.values()) + 4 * sizes

@@ -166,7 +166,7 @@ def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, T))
     segments = 1 + (np.arange(T) > np.array([[50], [90]]))
     batch = Batch(tokens, tokens[:, ::-1], np.arange(T) + 0 * tokens, segments, tokens > 9)
-    arguments = random_params(config), np.int32(0), batch
+    arguments = random_params(config), {}, np.int32(0), batch
 
     def traced(kind):
         model = Transformer(config, remat=remat, attention_implementation=kind)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -12,9 +13,9 @@ from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import Batch
 from jaxformer.layers import Transformer, merge_lora
-from jaxformer.layers.lora import is_adapter
+from jaxformer.layers.lora import is_adapter, join_parameters
 from jaxformer.layers.parameter_metadata import parameter_metadata
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch, trained_parameters
+from jaxformer.parallel import MeshConfig, make_mesh, put_batch, split_parameters
 from jaxformer.parallel.memory import estimate_memory
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
@@ -38,6 +39,7 @@ ADAPTED = {
 }
 TOKENS = jnp.arange(24).reshape(2, 12)
 DATA = MeshConfig(data=1)
+SGD = optax.sgd(0.1)
 
 
 def draw(config, seed=0):
@@ -115,7 +117,7 @@ def batch_of(rows, mesh):
 
 
 def optimizer_of(config, rule=AdamW()):  # noqa: B008
-    metadata = trained_parameters(config.adapter, parameter_metadata(config))
+    metadata = split_parameters(config.adapter, parameter_metadata(config)).trained
     options = OptimizerConfig(schedule=Constant(peak=1e-2), optimizer=rule)
     return make_optimizer(options, 10, metadata)
 
@@ -137,7 +139,7 @@ def train(config, sizes, *, steps=2):
 def test_training_changes_adapters_alone(name):
     config = ADAPTED[name]
     before, after, state = train(config, DATA)
-    trained = flatten_dict(trained_parameters(config.adapter, before), sep="/")
+    trained = flatten_dict(state.trained, sep="/")
     for path, x in before.items():
         is_trained = is_adapter(path) or (name == "dora" and path == "decoder/final_norm/scale")
         assert is_trained == (not np.array_equal(x, after[path])), path
@@ -207,7 +209,7 @@ def test_memory_counts_what_is_trained():
 
 def test_muon_leaves_adapters_to_adam_unless_asked():
     config = ADAPTED["all-linear"]
-    shapes = trained_parameters(LORA, parallel.abstract_parameters(config, None))
+    shapes = split_parameters(LORA, parallel.abstract_parameters(config, None)).trained
     for roles, count in ((("kernel",), 2), (("kernel", "adapter"), 1)):
         state = jax.eval_shape(optimizer_of(config, Muon(roles=roles)).init, shapes)
         sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
@@ -255,10 +257,33 @@ def test_adapters_that_do_not_fit(adapter, message):
         Transformer(replace(BASE, adapter=adapter)).init(jax.random.key(0), TOKENS)
 
 
+@pytest.mark.parametrize("name", ["plain", *ADAPTED])
+def test_two_trees_are_the_parameters(name):
+    config = ADAPTED.get(name, BASE)
+    metadata = parameter_metadata(config)
+    frozen, trained = split_parameters(config.adapter, metadata)
+    assert join_parameters(frozen, trained) == metadata
+    assert not flatten_dict(frozen).keys() & flatten_dict(trained).keys()
+    base = parameter_metadata(replace(config, adapter=None))
+    if name == "dora":
+        del base["decoder"]["final_norm"]
+    assert frozen == ({} if name == "plain" else base)
+
+
+def test_a_step_hands_the_frozen_arrays_on():
+    config = ADAPTED["dora"]
+    mesh, model, optimizer = make_mesh(DATA, jax.devices()[:1]), Transformer(config), SGD
+    state = step.init_train_state(model, optimizer, jax.random.key(0), mesh)
+    where = lambda: [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.frozen)]  # noqa: E731
+    before, given = where(), state.frozen
+    state, _ = step.make_train_step(model, optimizer, mesh)(state, batch_of(8, mesh))
+    assert where() == before and all(x.is_deleted() for x in jax.tree.leaves(given))
+
+
 def test_trained_parameters_that_are_not_there():
     adapter = replace(LORA, trained=("norms", "head"))
     with pytest.raises(ValueError, match="No parameter has norms of LoRA.trained in its path"):
-        trained_parameters(adapter, parameter_metadata(replace(BASE, adapter=adapter)))
+        split_parameters(adapter, parameter_metadata(replace(BASE, adapter=adapter)))
 
 
 @pytest.mark.parametrize(

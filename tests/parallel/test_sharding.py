@@ -14,11 +14,11 @@ from jaxformer.parallel import (
     batch_spec,
     local_batch_slice,
     make_mesh,
-    optimizer_state_specs,
     parameter_metadata,
     parameter_specs,
     put_batch,
     put_replicated,
+    state_specs,
 )
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import Adafactor, AdamW, Muon, OptimizerConfig, make_optimizer
@@ -87,7 +87,7 @@ def test_specs_follow_the_path_of_a_parameter_and_the_axes_that_it_shares():
         "count": jnp.zeros(()),
         "akernel": jnp.zeros((4, 6)),
     }
-    actual = optimizer_state_specs(state, params, specs)
+    actual = state_specs(state, params, specs)
     assert actual["mean"] == specs
     assert actual["rows"]["a"]["kernel"] == [P("fsdp", None), P(None, "tensor")]
     assert actual["count"] == P() and actual["akernel"] == P()

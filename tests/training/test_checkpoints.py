@@ -291,7 +291,7 @@ def test_relative_folders_are_resolved(tmp_path, monkeypatch, saved):
         assert checkpoints.read_description()["seed"] == 5
 
 
-@pytest.mark.parametrize("schema, age", [(7, "a newer"), (1, "an earlier")])
+@pytest.mark.parametrize("schema, age", [(7, "a newer"), (2, "an earlier"), (1, "an earlier")])
 def test_another_schema_is_refused(copied, schema, age):
     if schema == 1:  # whose description was elsewhere
         (copied / "5" / "description.json").write_text("{}")
@@ -301,7 +301,7 @@ def test_another_schema_is_refused(copied, schema, age):
         message = f"Checkpoint 5 in {copied} was written by {age} version of jaxformer, with"
         for read in (checkpoints.read_description, lambda: checkpoints.restore(None, make())):
             with pytest.raises(
-                ValueError, match=f"{message} schema {schema}; this version reads schema 2"
+                ValueError, match=f"{message} schema {schema}; this version reads schema 3"
             ):
                 read()
         assert checkpoints.read_description(2)["seed"] == 2

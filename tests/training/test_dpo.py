@@ -12,7 +12,7 @@ import pytest
 from jaxformer import config as c
 from jaxformer.data import Batch, PreferenceBatch
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.parallel import MeshConfig, join_parameters, make_mesh, put_batch, split_parameters
 from jaxformer.training import train_step as step
 from jaxformer.training.gradient import DPO, Objective, make_value_and_grad
 from jaxformer.training.pmap_train_step import make_pmap_train_step
@@ -86,17 +86,18 @@ def expected(config):
     ]
     margins = BETA * (ratios[0] - ratios[1])
     weights = np.float32(-BETA / (1 + np.exp(margins)) / P)
+    split = split_parameters(config.adapter, params)
 
     @jax.grad
     def gradient(trained):
-        params = step.update_parameters(config.adapter, draw_params(config), trained)
+        params = join_parameters(split.frozen, trained)
         chosen, rejected = (
             jnp.sum(log_likelihoods(config, params, rows), -1, where=rows.loss_mask)
             for rows in batch[:2]
         )
         return jnp.sum(weights * (chosen - rejected))
 
-    gradients = gradient(step.trained_parameters(config.adapter, params))
+    gradients = gradient(split.trained)
     return np.mean(np.log1p(np.exp(-margins))), jax.device_get(gradients)
 
 
@@ -113,7 +114,8 @@ def actual(config, *, steps=1, objective=OBJECTIVE, **sizes):
         Transformer(config), mesh, objective=objective, gradient_accumulation_steps=steps
     )
     batch = put_batch(draw_batch(), mesh, P)
-    return jax.device_get(jax.jit(value_and_grad)(draw_params(config), jnp.int32(0), batch))
+    frozen, trained = split_parameters(config.adapter, draw_params(config))
+    return jax.device_get(jax.jit(value_and_grad)(trained, frozen, jnp.int32(0), batch))
 
 
 def test_loss_and_gradient_are_those_of_the_formula_in_float64():
@@ -151,7 +153,9 @@ def test_under_pmap():
         Transformer(CONFIG), optax.sgd(1.0), objective=DPO(beta=BETA, load_balance=0.0)
     )
     params = jax.tree.map(jnp.copy, draw_params(CONFIG))
-    state = step.TrainState(jnp.int32(0), params, optax.sgd(1.0).init(params), init_skip_state())
+    state = step.TrainState(
+        jnp.int32(0), {}, params, optax.sgd(1.0).init(params), init_skip_state()
+    )
     batch = jax.tree.map(lambda x: x.reshape(2, P // 2, T), draw_batch())
     state, metrics = jax.device_get(update(state, batch))
     loss, gradients = expected(CONFIG)

@@ -90,7 +90,7 @@ def test_its_gradient_is_the_relative_load():
     run = Run()
     one = batch(3)
     value_and_grad = make_value_and_grad(run.model, run.mesh, objective=NO_AUXILIARY_LOSS)
-    loss, gradients = jax.jit(value_and_grad)(run.state.params, jnp.zeros((), jnp.int32), one)
+    loss, gradients = jax.jit(value_and_grad)(run.state.params, {}, jnp.zeros((), jnp.int32), one)
     _, outputs = run.model.apply(
         {"params": run.state.params}, jnp.asarray(one.tokens), mutable=["router"]
     )

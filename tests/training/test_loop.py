@@ -9,7 +9,7 @@ from jaxformer.data import Batch
 from jaxformer.training import loop
 from jaxformer.training.train_step import EvalSums, StepMetrics, TrainState
 
-STATE = TrainState(0, None, None, None)
+STATE = TrainState(0, {}, None, None, None)
 
 
 class Number:
@@ -145,12 +145,12 @@ def test_patience_is_for_updates_in_a_row():
 
 def test_an_implicit_transfer_is_an_error():
     """Of an update that would copy its batch to the devices by itself, or make a constant there."""
-    state = TrainState(*jax.device_put((np.int32(0), np.zeros(3, np.float32), None, None)))
+    state = TrainState(*jax.device_put((np.int32(0), {}, np.zeros(3, np.float32), None, None)))
 
     @jax.jit
     def compiled(state, batch):
-        sums = StepMetrics(jnp.sum(batch.tokens), jnp.sum(state.params), state.step, state.step)
-        return state._replace(params=state.params + batch.tokens), sums
+        sums = StepMetrics(jnp.sum(batch.tokens), jnp.sum(state.trained), state.step, state.step)
+        return state._replace(trained=state.trained + batch.tokens), sums
 
     def constant(state, batch):
         return state, StepMetrics(jnp.asarray(np.float32(1)), *[state.step] * 3)

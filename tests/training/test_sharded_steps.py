@@ -134,7 +134,7 @@ def train(name, sizes, how):
     its, muon = the_step(name, sizes, how), "muon" in how
     rule = optimizer(name, how.get("muon", False))
     params = random_params(model(name), 0.1)
-    state = step.TrainState(np.int32(0), params, rule.init(params), init_skip_state())
+    state = step.TrainState(np.int32(0), {}, params, rule.init(params), init_skip_state())
     state = jax.tree.map(lambda x, to: jax.device_put(np.array(x), to.sharding), state, its.state)
     losses, gradients = [], None
     for batch in batches(name)[: 2 if muon else STEPS]:
@@ -268,7 +268,8 @@ def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, si
 @pytest.mark.slow
 def test_pmap_does_as_shard_map(name):
     params = jax.tree.map(jnp.copy, random_params(model(name), 0.1))  # the state is consumed
-    state = step.TrainState(jnp.int32(0), params, optimizer(name).init(params), init_skip_state())
+    opt_state = optimizer(name).init(params)
+    state = step.TrainState(jnp.int32(0), {}, params, opt_state, init_skip_state())
     update = make_pmap_train_step(Transformer(model(name)), optimizer(name))
     losses, gradients = [], None
     for batch in batches(name):

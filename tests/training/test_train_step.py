@@ -84,7 +84,7 @@ def draw(config):
 
 
 def put_state(mesh, params, optimizer):
-    state = step.TrainState(jnp.int32(0), params, optimizer.init(params), init_skip_state())
+    state = step.TrainState(jnp.int32(0), {}, params, optimizer.init(params), init_skip_state())
     return jax.device_put(jax.tree.map(np.asarray, state), replicated(mesh))
 
 
@@ -358,7 +358,7 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
     """
     batch = make_batch(counts)
     state = step.TrainState(
-        jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)), init_skip_state()
+        jnp.int32(0), {}, draw(CONFIG), RECORDER.init(draw(CONFIG)), init_skip_state()
     )
     state = jax.tree.map(jnp.copy, state)  # it is consumed
     state, metrics = pmapped(CONFIG)(state, jax.tree.map(lambda x: x[:, None], batch))
@@ -380,7 +380,7 @@ def test_pmap_compiles_once_for_a_state_on_every_device(placed, monkeypatch):
     monkeypatch.setattr(pmap_step, "summed_loss", summed_loss)
     update = make_pmap_train_step(Transformer(CONFIG), RECORDER)
     state = step.TrainState(
-        jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)), init_skip_state()
+        jnp.int32(0), {}, draw(CONFIG), RECORDER.init(draw(CONFIG)), init_skip_state()
     )
     state = jax.tree.map(jnp.copy, state)  # it is consumed
     if placed:
@@ -513,6 +513,17 @@ def test_parameters_of_one_device_are_shared_out_over_a_mesh():
     jax.tree.map(np.testing.assert_array_equal, state.params, expected)
     where = jax.tree.map(lambda x: x.sharding, step.abstract_train_state(model, RECORDER, mesh))
     assert jax.tree.map(lambda x: x.sharding, state) == where
+
+
+def test_parameters_that_are_passed_in_bfloat16_are_trained_in_float32():
+    mesh, model = data_mesh(1), Transformer(CONFIG)
+    loaded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), draw(CONFIG))
+    expected = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded)
+    state = step.init_train_state(model, RECORDER, jax.random.key(0), mesh, params=loaded)
+    assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(
+        lambda x: x.dtype, step.abstract_train_state(model, RECORDER, mesh)
+    )
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected)
 
 
 @pytest.mark.slow

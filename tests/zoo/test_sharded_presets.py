@@ -43,7 +43,7 @@ def gradient(config, *, moved=False, **sizes):
             lambda p: np.float32(p * np.float64(1 + signs.choice([-6e-8, 6e-8], p.shape))), params
         )
     params = jax.device_put(params, where)
-    return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
+    return jax.device_get(program(params, {}, jnp.int32(0), put_batch(batch, mesh, ROWS)))
 
 
 @pytest.mark.parametrize("name", [*reversed(DESIGNS.values())])

@@ -24,8 +24,8 @@ from jaxformer.interop.peft.modules import (
 )
 from jaxformer.interop.save import atomic_folder, check_output_folder
 from jaxformer.interop.tensor_checks import check_finite
-from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter, trained_parameters
-from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter, split_parameters
+from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 
 MERGE = "merge the adapter and save the whole model."
 
@@ -135,8 +135,8 @@ def _whole_tensors(
     adapted: set[str],
 ) -> dict[str, np.ndarray]:
     """Tensors of the modules with parameters that `LoRA.trained` names, which PEFT saves whole."""
-    trained = flatten_dict(trained_parameters(config.adapter, arrays), sep="/").keys()
-    trained = {path for path in trained if not is_adapter(path)}
+    stacked = split_parameters(config.adapter, parameter_metadata(config))  # which names say
+    trained = {path for path in flatten_dict(stacked.trained, sep="/") if not is_adapter(path)}
     arrays = dict(arrays)
     if config.head.tied:  # PEFT trains a copy of the table, which the head does not read
         arrays[HEAD_PATH] = np.asarray(arrays[EMBEDDING_PATH]).T

@@ -300,7 +300,7 @@ def test_an_update_has_one_conditional(name, kind, accumulation, kernel, monkeyp
         options = dict(gradient_accumulation_steps=accumulation)
         return jax.jit(make_value_and_grad(model, mesh, **options))
 
-    inputs = random_params(config), jnp.int32(0), batch
+    inputs = random_params(config), {}, jnp.int32(0), batch
     close(update("cudnn")(*inputs), update("xla")(*inputs))
     text = str(jax.make_jaxpr(update("cudnn"))(*inputs))
     assert text.count(" cond[") == text.count(" pmax[") == 1

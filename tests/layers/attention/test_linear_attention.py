@@ -234,7 +234,7 @@ def test_key_heads_that_devices_share(name, key_heads):
         mesh = make_mesh(MeshConfig(tensor=size), jax.devices()[:size])
         program = jax.jit(make_value_and_grad(Transformer(config), mesh))
         local = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
-        return jax.device_get(program(local, jnp.int32(0), put_batch(batch, mesh, 1))[1])
+        return jax.device_get(program(local, {}, jnp.int32(0), put_batch(batch, mesh, 1))[1])
 
     expected = gradients(1)
     assert np.abs(expected["decoder"]["layers"]["layer_0"]["attention"]["key"]["bias"]).max() > 0
