@@ -191,9 +191,7 @@ def main(run: Generate) -> str:
 def load_speaker(run: Generate) -> TextGenerator:
     """Load the model of --checkpoint onto the mesh."""
     mesh = make_mesh(run.mesh, select_devices(run.devices))
-    model = load_model(
-        run.checkpoint, run.step, ignore=run.ignore, mesh=mesh, dtype=run.dtype, to_decode=True
-    )
+    model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh, dtype=run.dtype)
     model = model._replace(chat_template=run.chat_template)
     if run.rope_scaling is not None:
         model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))

@@ -18,10 +18,11 @@ from experiments.training.output_folder import RUN_FILE, tokenizer_digest
 from experiments.training.run_config import AnyRunConfig, context_length
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
-from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll_arrays
-from jaxformer.interop import fetch_folder, load_adapter, load_config, load_pretrained
+from jaxformer.interop import fetch_folder, load_adapter, load_config
+from jaxformer.interop.load import read_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.json_files import read_json
+from jaxformer.layers.layouts import Layout, decoding_layout, split_layers
 from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import abstract_parameters, broadcast_from_process_0, check_divisible
@@ -151,7 +152,7 @@ def load_model(
     ignore: Collection[str] = (),
     mesh: Mesh | None = None,
     dtype: DTypeLike = "float32",
-    to_decode: bool = False,
+    layout: Layout | None = None,
 ) -> LoadedModel:
     """Load a model from a run folder, a Hugging Face folder, or a PEFT folder and its base model.
 
@@ -163,7 +164,7 @@ def load_model(
         ignore: Attributes of config.json to ignore, if they do not affect the model.
         mesh: Mesh over which the parameters are sharded.
         dtype: Dtype of the parameters.
-        to_decode: Whether to unroll the layers, where that decodes faster.
+        layout: Layout of the layers; None is the faster one to decode.
 
     Raises:
         ValueError: The folder is neither, or damaged; or `step` or `ignore` does not apply to it.
@@ -171,15 +172,16 @@ def load_model(
     if (reached(folder) / "checkpoints").is_dir():
         if ignore:
             raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
-        return load_from_run(folder, step, mesh, dtype, to_decode)
+        return load_from_run(folder, step, mesh, dtype, layout)
     if (folder / "config.json").is_file():
         if step is not None:
             checkpoint_text = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
             raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
-        return load_from_hugging_face(folder, ignore, mesh, dtype, to_decode)
+        return load_from_hugging_face(folder, ignore, mesh, dtype, layout)
     if (folder / ADAPTER_CONFIG).is_file():
         base = str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
-        model = load_model(fetch_folder(base), step, ignore=ignore, mesh=mesh, dtype=dtype)
+        options: Any = dict(ignore=ignore, mesh=mesh, dtype=dtype, layout=layout)
+        model = load_model(fetch_folder(base), step, **options)
         config, params = load_adapter(folder, model.config, model.params)
         model = model._replace(config=config, params=params, base=base)
         return with_tokenizer(model, folder) if (folder / "tokenizer.json").is_file() else model
@@ -207,8 +209,8 @@ def load_initial_params(
         ValueError: The folder has no model, or has another adapter.
     """
     if (folder / "config.json").is_file() and not (reached(folder) / "checkpoints").is_dir():
-        return load_pretrained(folder, dtype, mesh=mesh)[1]
-    model = load_model(folder, mesh=mesh, dtype=dtype)
+        return read_pretrained(folder, dtype, mesh=mesh, layout="stacked").params
+    model = load_model(folder, mesh=mesh, dtype=dtype, layout="stacked")
     if model.config.adapter not in (None, adapter):
         raise ValueError(
             f"The model of {folder} has the adapters {model.config.adapter}; merge them before you "
@@ -275,7 +277,7 @@ def load_from_run(
     step: int | Literal["best"] | None,
     mesh: Mesh | None,
     dtype: DTypeLike,
-    to_decode: bool,
+    layout: Layout | None,
 ) -> LoadedModel:
     """Load configuration, parameters and tokenizer of a training run."""
     with Checkpoints(storage_path(folder) / "checkpoints") as checkpoints:
@@ -292,12 +294,12 @@ def load_from_run(
         config = config_of_description(description, folder)
         if mesh is not None:
             check_divisible(config, mesh.shape)
-        unroll, params = to_decode and decodes_faster_unrolled(config), dict[str, Any]()
+        by_layer, params = (layout or decoding_layout(config)) == "by_layer", dict[str, Any]()
         shapes = split_parameters(config.adapter, abstract_parameters(config, mesh))
         for path, array in checkpoints.restore_one_by_one(step, shapes):
             path = path.partition("/")[2]  # without "frozen" or "trained"
             arrays = {path: array.astype(storage_dtype(path, dtype))}
-            params |= unroll_arrays(config, arrays) if unroll else arrays
+            params |= split_layers(config, arrays) if by_layer else arrays
     local_folder = download(folder, READ_CACHE_ROOT)
     tokenizer = data.load_tokenizer(local_folder)
     if tokenizer_digest(tokenizer) != description["tokenizer"]:
@@ -309,7 +311,7 @@ def load_from_run(
     stop = learned_stop(local_folder, tokenizer)
     lengths = [run["length"] for run in runs_of(local_folder) if run.get("length")]
     return LoadedModel(
-        config.unroll() if unroll else config,
+        config,
         unflatten_dict(params, sep="/"),
         tokenizer,
         local_folder,
@@ -337,12 +339,15 @@ def base_of_run(folder: Path) -> str | None:
 
 
 def load_from_hugging_face(
-    folder: Path, ignore: Collection[str], mesh: Mesh | None, dtype: DTypeLike, to_decode: bool
+    folder: Path,
+    ignore: Collection[str],
+    mesh: Mesh | None,
+    dtype: DTypeLike,
+    layout: Layout | None,
 ) -> LoadedModel:
     """Load configuration, parameters, tokenizer and special tokens of a Hugging Face folder."""
     tokenizer = data.load_tokenizer(folder)
-    unroll = to_decode and decodes_faster_unrolled(load_config(folder, ignore=ignore))
-    config, params = load_pretrained(folder, dtype, ignore=ignore, mesh=mesh, unroll=unroll)
+    config, params = read_pretrained(folder, dtype, ignore=ignore, mesh=mesh, layout=layout)
     settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
     start = (settings.get("bos_token_id", stop[0]),)
     if isinstance(config.topology, EncoderDecoder):

@@ -12,6 +12,7 @@ from jaxformer import zoo
 from jaxformer.config import GLU
 from jaxformer.generation.decode_loop import DecodeConfig, decode_tokens
 from jaxformer.generation.prompts import Request
+from jaxformer.layers.layouts import arrange_layers
 from jaxformer.layers.parameter_metadata import cast_parameters
 from jaxformer.parallel import abstract_parameters
 
@@ -29,10 +30,13 @@ def narrow_preset(name):
     )
 
 
-def compiled_decode(config, chip, around=nullcontext, prompts=(8, 1024)):
+def compiled_decode(config, chip, around=nullcontext, prompts=(8, 1024), layout="stacked"):
     """The text of a program that continues prompts of a shape [rows, tokens] by 128 tokens."""
     of = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(chip))
-    cast = partial(cast_parameters, config, dtype=jnp.bfloat16)
+
+    def cast(params):
+        return cast_parameters(config, arrange_layers(config, params, layout), jnp.bfloat16)
+
     params = jax.eval_shape(cast, abstract_parameters(config, None))
     params = jax.tree.map(lambda x: of(x.shape, x.dtype), params)
     request = Request(

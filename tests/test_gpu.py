@@ -166,9 +166,9 @@ def test_products_of_a_step_are_summed_by_the_matrix_units(rows):
     Of a matrix product in four or eight parts, the scatter adds the parts: an operation on its own
     took longer on an H200.
     """
-    config = replace(narrow_preset("smollm2-1.7b"), num_layers=2).unroll()
-    chip = topology_devices("h100:1")[0]
-    hlo = HloModule(compiled_decode(config, chip, patched_gpu_checks, prompts=(rows, 64)))
+    config = replace(narrow_preset("smollm2-1.7b"), num_layers=2)
+    chip, options = topology_devices("h100:1")[0], {"prompts": (rows, 64), "layout": "by_layer"}
+    hlo = HloModule(compiled_decode(config, chip, patched_gpu_checks, **options))
     (loop,) = (one for one in hlo.computations[hlo.entry] if one.operation == "while")
     step = hlo.executed_instructions(*loop.called_computations("body"))
     parts = [  # results by operation of each kernel, without those of integers

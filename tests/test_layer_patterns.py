@@ -62,12 +62,10 @@ by_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 @pytest.mark.slow(but=["DeepSeek", "one branch"])
 def test_it_computes_what_its_layers_do_one_by_one(config):
     params, tokens = random_params(config), texts().tokens[:2, :9]
-    alone, alone_params = unroll(config, params)
-    assert set(alone_params["decoder"]) - {"final_norm"} == {"first_layers"}
+    alone = unroll(config, params)
+    assert set(alone["decoder"]) - {"final_norm"} == {"first_layers"}
     np.testing.assert_allclose(
-        jitted_forward(config)(params, tokens),
-        jitted_forward(alone)(alone_params, tokens),
-        atol=1e-5,
+        jitted_forward(config)(params, tokens), jitted_forward(config)(alone, tokens), atol=1e-5
     )
 
 
@@ -165,7 +163,7 @@ def test_an_unrolled_model_is_exported_as_it_was(tmp_path):
     config = zoo.get("deepseek-v2-lite").tiny()
     params = random_params(config)
     save_pretrained(tmp_path / "stacked", config, params)
-    save_pretrained(tmp_path / "unrolled", *unroll(config, params))
+    save_pretrained(tmp_path / "unrolled", config, unroll(config, params))
     for name in ("config.json", "model.safetensors"):
         files = [(tmp_path / x / name).read_bytes() for x in ("stacked", "unrolled")]
         assert files[0] == files[1]

@@ -13,15 +13,14 @@ from jaxformer import Transformer, generate
 from jaxformer import functional as F
 from jaxformer.config import GLU, MoE, MultiHead, TransformerConfig
 from jaxformer.data import Batch
-from jaxformer.generation.unrolled import decodes_faster_unrolled, unroll
+from jaxformer.layers.layouts import arrange_layers, decoding_layout
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import (
     MeshConfig,
-    abstract_parameters,
     make_mesh,
     parameter_metadata,
+    parameter_shardings,
     put_batch,
-    shardings,
 )
 from jaxformer.training import train_step
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
@@ -116,9 +115,8 @@ def decode_program(
         params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
         return jax.tree.map(lambda x: x.astype(dtype), params)
 
-    params = jax.jit(start, out_shardings=shardings(abstract_parameters(config, mesh)))()
-    if decodes_faster_unrolled(config):
-        config, params = unroll(config, params, donate=True)
+    params = jax.jit(start, out_shardings=parameter_shardings(config, mesh))()
+    params = arrange_layers(config, params, decoding_layout(config), donate=True)
     shape = size.batch_size, size.length if prefill_only else size.prompt
     prompt = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
 

@@ -101,8 +101,6 @@ class TransformerConfig:
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
         adapter: Low-rank adapters of some linear maps; training then changes only these.
-        unrolled: Whether each layer of the decoder has parameters of its own, in place of arrays
-            that are stacked over the repetitions of a pattern of layers.
         model_type: Hugging Face model type to export, if several fit. Comparisons of configurations
             ignore it.
         max_position_embeddings: Context length in the config.json of a loaded model, for exports of
@@ -142,7 +140,6 @@ class TransformerConfig:
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
     adapter: LoRA | None = None
-    unrolled: bool = False
     model_type: str | None = field(default=None, compare=False, repr=False)
     max_position_embeddings: int | None = field(default=None, compare=False, repr=False)
 
@@ -198,10 +195,7 @@ class TransformerConfig:
 
     def segments(self, stack: Stack) -> Segments:
         """The parts of a stack, of which one repeats."""
-        layers = self.stacks[stack]
-        if self.unrolled and stack == "decoder":
-            return Segments(len(layers), 0, 0, 0)
-        return find_segments(layers)
+        return find_segments(self.stacks[stack])
 
     @property
     def residual_init_divisor(self) -> float:
@@ -228,19 +222,6 @@ class TransformerConfig:
             raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
         name = "A cycle of kinds" if isinstance(attention, tuple) else type(attention).__name__
         raise ValueError(f"{name} has no positions to replace; got {positions}.")
-
-    def unroll(self) -> TransformerConfig:
-        """Return a copy whose layers each have parameters of their own.
-
-        Returns:
-            The same model; see `generation.unroll` for its parameters.
-
-        Raises:
-            ValueError: The model is an encoder.
-        """
-        if not self.topology.has_decoder:
-            raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {self.topology}.")
-        return replace(self, unrolled=True)
 
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
         """Return a copy with this RoPE scaling, for contexts longer than in training.

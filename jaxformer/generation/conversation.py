@@ -29,7 +29,13 @@ from jaxformer.generation.prompts import Request, make_request, num_processed_to
 from jaxformer.generation.samplers import Greedy, Sampler
 from jaxformer.generation.steps import Context, _cache_specs, _last_logits
 from jaxformer.layers import Cache, Transformer, empty_cache
-from jaxformer.layers.cache import EMPTY_SLOT_POSITION, distinct_windows, is_ring_buffer
+from jaxformer.layers.cache import (
+    EMPTY_SLOT_POSITION,
+    arrange_cache,
+    distinct_windows,
+    is_ring_buffer,
+)
+from jaxformer.layers.layouts import Layout, layout_of
 from jaxformer.parallel import batch_spec
 
 CHUNK = 64  # tokens of a prompt that are read at a time
@@ -77,7 +83,8 @@ class Conversation:
         self._request_options = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
         request = make_request(config, [[0]], max_new_tokens=1, **self._request_options)
         key = jax.random.key(0)
-        self._options, self._params, self._request, _ = _prepare(options, params, request, key)
+        self._params, self._request, _ = _prepare(options, params, request, key)
+        self._options = options
         self._context: Context | None = None
         self._tokens: list[int] = []  # in the cache
 
@@ -146,7 +153,8 @@ class Conversation:
             room = max(MIN_ROOM, 1 << (ANSWERS_AHEAD * needed - 1).bit_length())
         self._tokens = []
         rows = self._request.lengths.size
-        return _empty_context(self._options, rows, min(room, config.max_length or room))
+        room = min(room, config.max_length or room)
+        return _empty_context(self._options, rows, room, layout_of(self._params))
 
 
 def _depends_on_length(config: TransformerConfig) -> bool:
@@ -174,12 +182,13 @@ def _shardings(options: DecodeConfig) -> Any:
     return Context(*jax.tree.map(lambda x: NamedSharding(mesh, x), specs, is_leaf=is_spec))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _empty_context(options: DecodeConfig, rows: int, room: int) -> Context:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _empty_context(options: DecodeConfig, rows: int, room: int, layout: Layout) -> Context:
     devices = 1 if options.mesh is None else options.mesh.shape.get("tensor", 1)
     cache = empty_cache(
         options.config, (rows,), room, dtype=options.dtype, tensor_parallel_size=devices
     )
+    cache = arrange_cache(options.config, cache, layout)
     return Context(jnp.zeros((rows, room), jnp.int32), cache)
 
 

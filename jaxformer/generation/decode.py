@@ -29,13 +29,13 @@ from jaxformer.generation.prompts import (
 )
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
 from jaxformer.generation.unrolled import unroll_to_decode
+from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.parameter_metadata import cast_parameters, check_parameters
 from jaxformer.parallel import (
-    abstract_parameters,
     check_divisible,
     num_batch_shards,
+    parameter_shardings,
     put_replicated,
-    shardings,
 )
 
 
@@ -58,10 +58,10 @@ def generate(
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
-    On CPUs and GPUs, models of up to 100 layers and 250M parameters are unrolled first, which
-    copies the parameters at each call; to avoid the copy, and for larger models, pass the result of
-    `unroll`, or of `load_pretrained` with `unroll=True`. Prompts of similar length share a compiled
-    program.
+    On CPUs and GPUs, models decode faster with parameters of their own for each layer, as
+    `load_pretrained` reads them. Stacked parameters, as from training, are copied so at each call
+    if the model has up to 100 layers and 250M parameters; to avoid the copy, and for more
+    parameters, pass the result of `unroll`. Prompts of similar length share a compiled program.
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
@@ -118,7 +118,7 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    options, params, padded_request, key = _prepare(options, params, request, key)
+    params, padded_request, key = _prepare(options, params, request, key)
     if isinstance(sampler, Beam):
         tokens, finite = decode_with_beams(options, params, padded_request)
     else:
@@ -167,7 +167,7 @@ def stream(
         raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
     options = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh, sampler)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
-    options, *decode_inputs = _prepare(options, params, request, key)
+    decode_inputs = _prepare(options, params, request, key)
 
     def last_tokens(state: DecodeState) -> Int[np.ndarray, "*batch"]:
         tokens = np.asarray(state.last_token)[: request.lengths.size]
@@ -186,7 +186,7 @@ def stream(
 
 def _prepare(
     options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray | None
-) -> tuple[DecodeConfig, Any, Request, PRNGKeyArray]:
+) -> tuple[Any, Request, PRNGKeyArray]:
     """Check the arguments, and return them as the compiled loops take them."""
     sampler = options.sampler
     if not isinstance(sampler, Sampler | Beam):
@@ -196,13 +196,13 @@ def _prepare(
     if key is None and isinstance(sampler, Sample):
         raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
     key = jax.random.key(0) if key is None else key  # not used
-    check_parameters(options.config, params)
-    params = cast_parameters(options.config, params, options.dtype)
-    config, params = unroll_to_decode(options.config, params)
+    config = options.config
+    check_parameters(config, params)
+    params = unroll_to_decode(config, cast_parameters(config, params, options.dtype))
     request = pad_to_bucket(request, config.max_length)
     if options.mesh is not None:
         params, request, key = _shard_inputs(options.mesh, config, params, request, key)
-    return options._replace(config=config), params, request, key
+    return params, request, key
 
 
 def _shard_inputs(
@@ -211,7 +211,7 @@ def _shard_inputs(
     """Shard parameters, request and key over the mesh, after checking that they divide."""
     request = pad_batch(flatten_batch(request), num_batch_shards(mesh.shape))
     check_divisible(config, mesh.shape, batch_size=len(request.lengths))
-    params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+    params = jax.device_put(params, parameter_shardings(config, mesh, layout_of(params)))
     data = put_replicated(jax.random.key_data(key), mesh)
     return (
         params,

@@ -18,17 +18,17 @@ from jaxformer.checks import require_count
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.prompts import bucket_length
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.parallel import (
     MeshConfig,
-    abstract_parameters,
     active_mesh_axes,
     batch_spec,
     check_divisible,
     make_mesh,
+    parameter_shardings,
     parameter_specs,
     put_batch,
-    shardings,
 )
 
 SORT_BUFFER_BATCHES = 64  # batches whose rows are sorted by length
@@ -87,7 +87,7 @@ def log_likelihoods(
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     check_divisible(config, mesh.shape, batch_size=batch_size)
     check_parameters(config, params)
-    params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+    params = jax.device_put(params, parameter_shardings(config, mesh, layout_of(params)))
     score = partial(_score, config=config, dtype=jnp.dtype(dtype), mesh=mesh)
     pending_rows = (_make_row(*request, max_length) for request in requests)
     while buffer := list(islice(pending_rows, SORT_BUFFER_BATCHES * batch_size)):
@@ -192,6 +192,6 @@ def _score(
     return jax.shard_map(
         per_device,
         mesh=mesh,
-        in_specs=(parameter_specs(config, mesh.shape), spec),
+        in_specs=(parameter_specs(config, mesh.shape, layout_of(params)), spec),
         out_specs=P(spec[0]),
     )(params, batch)

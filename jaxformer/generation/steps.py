@@ -15,9 +15,9 @@ from jaxformer import layers
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.prompts import pad_right
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
-from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
+from jaxformer.layers.cache import EMPTY_SLOT_POSITION, arrange_cache, check_capacity
+from jaxformer.layers.layouts import LAYER_GROUPS, layout_of
 from jaxformer.layers.rope import rope_invalidates_cache
-from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs
 
 
@@ -79,7 +79,7 @@ def prefill(
     model = Transformer(config, dtype=dtype)
     devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
     cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=devices)
-    cache = cache._replace(min_rope_length=lengths)
+    cache = arrange_cache(config, cache, layout_of(params))._replace(min_rope_length=lengths)
 
     def read_chunk(
         cache: Cache, start: Int[Array, ""], *, cache_is_empty: bool = False, **encoded: Any
@@ -182,11 +182,12 @@ def _last_logits(
     if mesh is not None:
         rows, tensor = batch_spec(mesh.shape)[0], model.mesh_axes.tensor
         cache_specs = _cache_specs(rows, tensor)
+        param_specs = parameter_specs(model.config, mesh.shape, layout_of(params))
         specs = {name: cache_specs if name == "cache" else P(rows) for name in inputs}
         apply = jax.shard_map(
             apply,
             mesh=mesh,
-            in_specs=(parameter_specs(model.config, mesh.shape), P(rows), specs),
+            in_specs=(param_specs, P(rows), specs),
             out_specs=(P(rows, None, tensor), cache_specs),
         )
     logits, cache = apply(params, tokens, inputs)

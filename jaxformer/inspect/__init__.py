@@ -52,4 +52,4 @@ from jaxformer.inspect.statistics import Statistics as Statistics
 from jaxformer.inspect.statistics import activation_statistics as activation_statistics
 from jaxformer.inspect.statistics import gradient_statistics as gradient_statistics
 from jaxformer.inspect.statistics import residual_contributions as residual_contributions
-from jaxformer.layers.stack import unstack_layers as unstack_layers
+from jaxformer.layers.layouts import unstack_layers as unstack_layers

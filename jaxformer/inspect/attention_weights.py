@@ -25,7 +25,7 @@ from jaxformer.inspect.sizes import check_bytes
 from jaxformer.layers import Transformer
 from jaxformer.layers.attention.core import AttentionTrace
 from jaxformer.layers.attention.decay import DecayTrace
-from jaxformer.layers.stack import unstack_layers
+from jaxformer.layers.layouts import unstack_layers
 
 MapKind = Literal["decoder", "encoder", "cross"]
 

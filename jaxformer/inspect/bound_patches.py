@@ -21,6 +21,7 @@ from jaxformer.inspect.named_values import (
     shapes_of,
 )
 from jaxformer.inspect.patches import Add, At, Change, Mean, Replace, Zero
+from jaxformer.layers.layouts import Layout, segments_of
 
 AnyArray = Array | np.ndarray
 
@@ -78,34 +79,40 @@ def _index(positions: AnyArray, heads: AnyArray | None) -> tuple[Any, ...]:
     return ..., positions[:, None], heads[None], slice(None)
 
 
-def perturbations(config: c.TransformerConfig, patches: tuple[BoundPatch, ...]) -> Any:
+def perturbations(
+    config: c.TransformerConfig, patches: tuple[BoundPatch, ...], layout: Layout
+) -> Any:
     """The collection "perturbations" of these patches, for `layers.runtime.sow_and_perturb`."""
     tree: dict[str, Any] = {}
     for patch in patches:
         stack, path, sown_field = path_of(config, patch.name)
-        by_layer = []
+        by_layer = list[tuple[tuple[str, ...], LayerPatch]]()
         for active, layer in zip(patch.active, patch.layers, strict=True):
             change: Change = patch.change
             if isinstance(change, Replace) and isinstance(change.value, ModelRun):
                 other = change.value.values[patch.name][layer]
                 change = Replace(other[_index(patch.positions, patch.heads)])
-            by_layer.append(LayerPatch(change, active, patch.positions, patch.heads, sown_field))
-        where, is_stacked = _block_path(config, stack, patch.layers[0])
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *by_layer) if is_stacked else by_layer[0]
-        node = tree
-        for part in (stack, *where, *path[:-1]):
-            node = node.setdefault(part, {})
-        node[path[-1]] = (*node.get(path[-1], ()), stacked)
+            bound = LayerPatch(change, active, patch.positions, patch.heads, sown_field)
+            where, is_stacked = _block_path(config, stack, layer, layout)
+            by_layer.append((where, bound))
+        if is_stacked:
+            stacked = jax.tree.map(lambda *x: jnp.stack(x), *(x for _, x in by_layer))
+            by_layer = [(where, stacked)]
+        for where, bound in by_layer:
+            node = tree
+            for part in (stack, *where, *path[:-1]):
+                node = node.setdefault(part, {})
+            node[path[-1]] = (*node.get(path[-1], ()), bound)
     return tree
 
 
 def _block_path(
-    config: c.TransformerConfig, stack: c.Stack, layer: Layer
+    config: c.TransformerConfig, stack: c.Stack, layer: Layer, layout: Layout = "stacked"
 ) -> tuple[tuple[str, ...], bool]:
     """Path of a layer's block in the parameters of its stack, and whether it is repeated."""
     if layer is None:
         return (), False
-    path, repeat = config.segments(stack).locate(layer)
+    path, repeat = segments_of(config, stack, layout).locate(layer)
     return tuple(path.split("/")), bool(repeat)
 
 

@@ -35,6 +35,7 @@ from jaxformer.inspect.named_values import (
 from jaxformer.inspect.patched_run import run_bound
 from jaxformer.inspect.patches import At, Change, Mean, Replace, Zero
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import layout_of
 
 Metric = Callable[[Float[Array, "*batch T V"]], Float[Array, ""]]
 
@@ -312,7 +313,7 @@ def _scores(
         one = replace(patch, positions=i[None])
         if by == "head":
             one = replace(patch, heads=i[None])
-        changes = perturbations(model.config, (one, *fixed_patches))
+        changes = perturbations(model.config, (one, *fixed_patches), layout_of(params))
         logits, _ = apply_with_intermediates(model, params, arrays, changes)
         return jnp.asarray(metric(logits), jnp.float32)
 

@@ -11,8 +11,8 @@ from jaxformer import config as c
 from jaxformer.inspect.model_trace import Params, head_stack
 from jaxformer.layers import merge_lora
 from jaxformer.layers.block import POST_BRANCH_NORMS
+from jaxformer.layers.layouts import unstack_layers
 from jaxformer.layers.parameter_metadata import check_parameters
-from jaxformer.layers.stack import unstack_layers
 
 Matrices = tuple[Float[Array, "N D H"], Float[Array, "N H D"]]  # a product, D x D, for each head
 

@@ -25,7 +25,7 @@ from jaxformer.inspect.named_values import BRANCHES, named_values
 from jaxformer.layers import RuntimeConfig, Transformer, merge_lora
 from jaxformer.layers.block import POST_BRANCH_NORMS
 from jaxformer.layers.embedding import LMHead
-from jaxformer.layers.stack import unstack_layers
+from jaxformer.layers.layouts import unstack_layers
 
 TINY = 1e-15
 

@@ -20,7 +20,7 @@ from jaxformer.inspect.model_trace import (
 from jaxformer.layers import Transformer
 from jaxformer.layers.attention.core import AttentionTrace
 from jaxformer.layers.attention.decay import DecayTrace
-from jaxformer.layers.stack import unstack_layers
+from jaxformer.layers.layouts import unstack_layers
 
 
 class StateMemory(NamedTuple):

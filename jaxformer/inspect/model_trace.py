@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import unstack_layers
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS
-from jaxformer.layers.stack import unstack_layers
 
 Params = Any
 Arrays = dict[str, Any]  # what the model takes, by name: tokens, source, positions, ...

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer.inspect.model_trace import Arrays, Params, apply_with_intermediates, head_stack
 from jaxformer.layers import Transformer
-from jaxformer.layers.stack import unstack_layers
+from jaxformer.layers.layouts import unstack_layers
 from jaxformer.parallel import abstract_parameters
 
 STACK_VALUES: dict[str, tuple[str, ...]] = {

@@ -14,6 +14,7 @@ from jaxformer.inspect.model_trace import Arrays, Params, apply_with_intermediat
 from jaxformer.inspect.named_values import ModelRun, named_values, shapes_of, value_shapes
 from jaxformer.inspect.patches import At, Change
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import layout_of
 
 
 def run(
@@ -84,7 +85,7 @@ def run_bound(
     patches: tuple[BoundPatch, ...],
 ) -> ModelRun:
     """Run a model with patches of `bind_patches`."""
-    changes = perturbations(model.config, patches)
+    changes = perturbations(model.config, patches, layout_of(params))
     logits, intermediates = apply_with_intermediates(model, params, arrays, changes)
     values = named_values(model.config, intermediates)
     return ModelRun(logits, {name: values[name] for name in record})

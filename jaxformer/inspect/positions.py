@@ -12,9 +12,9 @@ from jaxformer.inspect.model_trace import Params, head_stack
 from jaxformer.inspect.sizes import check_bytes
 from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
+from jaxformer.layers.layouts import unstack_layers
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.runtime import RuntimeConfig
-from jaxformer.layers.stack import unstack_layers
 
 
 def position_embeddings(

@@ -22,7 +22,7 @@ from jaxformer.inspect.model_trace import (
     trace,
 )
 from jaxformer.layers import Transformer
-from jaxformer.layers.stack import LAYER_GROUPS, unstack_layers
+from jaxformer.layers.layouts import LAYER_GROUPS, unstack_layers
 
 
 class Statistics(NamedTuple):

@@ -23,7 +23,6 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
     """
     return replace(
         with_shortest_cycles(config, _canonical_layer),
-        unrolled=False,
         dropout=c.Dropout(),
         initialisation=c.Initialisation(),
         model_type=None,

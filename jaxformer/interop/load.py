@@ -30,8 +30,9 @@ from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.tensor_checks import check_finite, check_size, check_tensors
 from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
+from jaxformer.layers.layouts import Layout, decoding_layout
 from jaxformer.layers.parameters import storage_dtype
-from jaxformer.parallel import abstract_parameters, check_divisible, put_sharded, shardings
+from jaxformer.parallel import check_divisible, parameter_shardings, put_sharded
 
 LOG = logging.getLogger("jaxformer")
 ALIGNMENT = 64  # bytes; JAX on CPUs uses NumPy memory with this alignment without a copy
@@ -57,7 +58,6 @@ def load_pretrained(
     *,
     ignore: Collection[str] = (),
     mesh: Mesh | None = None,
-    unroll: bool = False,
 ) -> Pretrained:
     """Read a Hugging Face folder: ``config.json`` and safetensors, in one file or in shards.
 
@@ -66,7 +66,10 @@ def load_pretrained(
 
     Names, shapes and sizes are checked before the first weight is read, and an error lists all
     problems. Each thread reads one tensor at a time into preallocated arrays, so peak memory is
-    about one copy of the weights. Dropout rates and initialisation are jaxformer's defaults.
+    about one copy of the weights. Each layer gets parameters of its own where models decode faster
+    so: on CPUs and GPUs, up to 100 layers; elsewhere they are stacked, as by ``init``. Every
+    function takes both, and training stacks them. Dropout rates and initialisation are jaxformer's
+    defaults.
 
     If config.json ties the head to the embedding but the file has a different tensor for the head,
     the head is untied, as in transformers 5.
@@ -78,11 +81,9 @@ def load_pretrained(
             router's, stay float32: `layers.parameters.FLOAT32_PARAMETERS`.
         ignore: Attributes of config.json that you know not to change the model.
         mesh: Device mesh over which to shard the parameters; None puts them on the first device.
-        unroll: Whether each layer gets parameters of its own, as from `generation.unroll`, which
-            decode faster on CPUs and GPUs; `save_pretrained` takes stacked parameters only.
 
     Returns:
-        The configuration, and parameters in the structure of the model's ``init``.
+        The configuration, and the parameters.
 
     Raises:
         ImportError: `folder` is a hub name, and huggingface_hub is not installed.
@@ -95,14 +96,28 @@ def load_pretrained(
         >>> import tempfile
         >>> import jax, jax.numpy as jnp
         >>> from jaxformer import Transformer, load_pretrained, save_pretrained, zoo
-        >>> config = zoo.get("llama-2-7b").tiny()
-        >>> params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
+        >>> config, tokens = zoo.get("llama-2-7b").tiny(), jnp.arange(3)
+        >>> params = Transformer(config).init(jax.random.key(0), tokens)["params"]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_pretrained(folder, config, params)
         ...     again, loaded = load_pretrained(folder)
-        >>> again == config, bool(jax.tree.all(jax.tree.map(jnp.array_equal, params, loaded)))
+        >>> apply = Transformer(config).apply
+        >>> logits, expected = (apply({"params": x}, tokens) for x in (loaded, params))
+        >>> again == config, bool(jnp.allclose(logits, expected, atol=1e-5))
         (True, True)
     """
+    return read_pretrained(folder, dtype, ignore=ignore, mesh=mesh)
+
+
+def read_pretrained(
+    folder: str | Path,
+    dtype: DTypeLike | None = None,
+    *,
+    ignore: Collection[str] = (),
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+) -> Pretrained:
+    """Read as `load_pretrained`, but in this layout of layers; None is the faster to decode."""
     folder = fetch_folder(folder)
     dtype = _floating_dtype(jnp.float32 if dtype is None else dtype)
     hf_config = read_hf_config(folder)
@@ -112,8 +127,8 @@ def load_pretrained(
         family, files.read_folder_headers(folder), folder, config.num_layers, hf_config
     )
     config = _resolve_tied_head(family, config, stored)
-    config = config.unroll() if unroll else config
-    shapes = parameter_shapes(config)
+    layout = decoding_layout(config) if layout is None else layout
+    shapes = parameter_shapes(config, layout)
     check_size(stored, shapes, folder)
     mapping = expand_mapping(family.mapping_for(hf_config), config, shapes, stored=stored)
     stored = _cut_anew(family, mapping, stored, config.num_layers)
@@ -121,7 +136,7 @@ def load_pretrained(
     param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
         check_divisible(config, mesh.shape)
-        param_shardings = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
+        param_shardings = flatten_dict(parameter_shardings(config, mesh, layout), sep="/")
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     return Pretrained(config, _load_params(mapping, stored, shapes, dtype, param_shardings))
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from flax.traverse_util import unflatten_dict
+
 from jaxformer import config as c
 from jaxformer.interop.transforms import (
     Flatten,
@@ -18,6 +20,7 @@ from jaxformer.interop.transforms import (
     Shape,
     Transform,
 )
+from jaxformer.layers.layouts import layout_of, segments_of
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
 HEAD_PATH = "head/kernel"
@@ -132,12 +135,13 @@ def expand_mapping(
         One mapping per Hugging Face tensor.
     """
     tensor_mappings: list[TensorMapping] = []
+    layout = layout_of(unflatten_dict(param_shapes, sep="/"))
     for row in (row for row in mapping.top_level if row.applies_to(config)):
         transform = row.transform_for(config)
         tensor_mappings += _expand(row, transform, row.hf_name, "", (), param_shapes)
     for stack, layers in config.stacks.items():
         rows = [row for row in mapping.stacks.get(stack, ()) if row.applies_to(config)]
-        segments = config.segments(stack)
+        segments = segments_of(config, stack, layout)
         for layer, options in enumerate(layers):
             section, index = segments.locate(layer)
             replaced: set[str] = set()  # parameters

@@ -26,6 +26,7 @@ from jaxformer.interop.param_mapping import TensorMapping, expand_mapping, unmap
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.tensor_checks import check_finite
 from jaxformer.interop.transforms import ConstantTensor
+from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.parameters import storage_dtype
 
@@ -58,7 +59,7 @@ def save_pretrained(
     Args:
         folder: Output folder; it must be absent or empty, unless `overwrite` is True.
         config: The model.
-        params: The parameters, in the structure of the model's ``init``.
+        params: The parameters; the folder is the same from both layouts of layers.
         dtype: Dtype of the saved tensors, but float32 for `layers.parameters.FLOAT32_PARAMETERS`;
             None keeps that of each parameter.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
@@ -81,7 +82,8 @@ def save_pretrained(
             "them by merge_lora first."
         )
     check_parameters(config, params)
-    arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
+    arrays = flatten_dict(params, sep="/")
+    shapes = parameter_shapes(config, layout_of(params))
     chosen_family, values = choose_family(config, dict(extra or {}), family)
     mapping = [
         *expand_mapping(chosen_family.mapping_for(values), config, shapes),

@@ -13,6 +13,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.checks import require, require_count
 from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
+from jaxformer.layers.layouts import Layout, segments_of
 
 # The position of an empty slot is after every query, so never seen.
 EMPTY_SLOT_POSITION = jnp.iinfo(jnp.int32).max
@@ -41,7 +42,7 @@ class Cache(NamedTuple):
     sequence must be read again, as `generate` does.
     """
 
-    first_layers: tuple[LayerCache, ...]  # of the layers before the pattern
+    first_layers: tuple[LayerCache, ...]  # of the layers before the pattern, or of all
     layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
     tail: tuple[LayerCache, ...]  # of the layers after the last whole pattern
     positions: tuple[Int[Array, "*batch S"], ...]
@@ -49,6 +50,11 @@ class Cache(NamedTuple):
     capacity: Int[Array, ""]
     min_rope_length: Int[Array, "*batch"]  # RoPE scalings use at least this length
     source_segments: Int[Array, "*batch S"] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How the layers lie: as parameters of this layout."""
+        return "stacked" if self.layers else "by_layer"
 
     def lengthen(self, valid: Int[Array, "*batch T"] | None) -> "Cache":
         """The cache with a length that counts new tokens: 1, and 0 for padding."""
@@ -85,7 +91,8 @@ def empty_cache(
             key-value heads, each device caches the one head that it reads.
 
     Returns:
-        The cache of all devices, to be passed to the model with the first tokens.
+        The cache of all devices, to be passed to the model with the first tokens. The model returns
+        it with the layers as they lie in its parameters.
 
     Raises:
         ValueError: The model is an encoder, `batch` is no tuple, `capacity` or
@@ -125,6 +132,20 @@ def empty_cache(
         capacity=jnp.int32(capacity),
         min_rope_length=jnp.zeros(batch, jnp.int32),
     )
+
+
+def arrange_cache(config: c.TransformerConfig, cache: Cache, layout: Layout) -> Cache:
+    """Return the cache in a layout."""
+    if cache.layout == layout:
+        return cache
+    repeats = range(segments_of(config, "decoder", cache.layout).repeats)
+    apart = (jax.tree.map(lambda x, i=i: x[i], layer) for i in repeats for layer in cache.layers)
+    layers = (*cache.first_layers, *apart, *cache.tail)
+    first, period, num_repeats, _ = segments_of(config, "decoder", layout)
+    stop = first + period * num_repeats
+    repetitions = (layers[i:stop:period] for i in range(first, first + period))
+    stacked = tuple(jax.tree.map(lambda *x: jnp.stack(x), *same) for same in repetitions)
+    return cache._replace(first_layers=layers[:first], layers=stacked, tail=layers[stop:])
 
 
 def is_ring_buffer(window: c.Window, slots: int) -> bool:

@@ -1,7 +1,7 @@
 """Metadata of every parameter: shape, logical axes and role, without arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxformer.config import TransformerConfig
-from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_misfits
+from jaxformer.layers.layouts import Layout, layout_of, split_layers
+from jaxformer.layers.parameters import mesh_axes, raise_misfits
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.layers.transformer import Transformer
 
@@ -70,29 +71,32 @@ class ParameterMetadata:
 
 
 @cache
-def parameter_metadata(config: TransformerConfig) -> Any:
+def parameter_metadata(config: TransformerConfig, layout: Layout = "stacked") -> Any:
     """Return the tree of `ParameterMetadata` of a model, by abstract evaluation of `init`.
 
     Args:
         config: The model.
+        layout: Layout of the parameters, from `layers.layouts.layout_of`; `init` stacks layers.
 
     Returns:
         A tree of `ParameterMetadata` with the structure of the parameters.
     """
-    return jax.tree.map(
-        lambda x: ParameterMetadata(x.value.shape, x.names, x.num_output_axes),
-        _annotated_parameters(config, jnp.dtype(jnp.float32)),
-        is_leaf=_is_annotated,
-    )
+    metadata = {
+        path: ParameterMetadata(x.value.shape, x.names, x.num_output_axes)
+        for path, x in _annotated_parameters(config, jnp.dtype(jnp.float32)).items()
+    }
+    if layout == "by_layer":
+        metadata = split_layers(config, metadata, _metadata_of_layer)
+    return unflatten_dict(metadata, sep="/")
 
 
-def _is_annotated(x: Any) -> bool:
-    return isinstance(x, AnnotatedParameter)
+def _metadata_of_layer(x: ParameterMetadata, layer: int) -> ParameterMetadata:
+    return replace(x, shape=x.shape[1:], logical_axes=x.logical_axes[1:])
 
 
 @cache
-def _annotated_parameters(config: TransformerConfig, dtype: jnp.dtype) -> Any:
-    """Tree of `AnnotatedParameter` of the model that computes in `dtype`."""
+def _annotated_parameters(config: TransformerConfig, dtype: jnp.dtype) -> dict[str, Any]:
+    """`AnnotatedParameter` of the model that computes in `dtype`, by path."""
     has_encoder = config.topology.is_encoder_decoder
 
     def init() -> Any:
@@ -103,7 +107,7 @@ def _annotated_parameters(config: TransformerConfig, dtype: jnp.dtype) -> Any:
         model = Transformer(config, dtype=dtype, **options)
         return model.init(jax.random.key(0), tokens, source=source)
 
-    return jax.eval_shape(init)["params"]
+    return flatten_dict(jax.eval_shape(init)["params"], sep="/")
 
 
 def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) -> Any:
@@ -118,11 +122,13 @@ def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) ->
         The parameters. Those that are read in float32, such as norms, are the same arrays, and so
         are those with at most as many bits as `dtype`.
     """
-    boxes, arrays = flatten_dict(_annotated_parameters(config, jnp.dtype(dtype))), {}
-    for path, x in flatten_dict(params).items():
+    boxes, arrays = _annotated_parameters(config, jnp.dtype(dtype)), {}
+    if layout_of(params) == "by_layer":
+        boxes = split_layers(config, boxes, lambda box, layer: box)
+    for path, x in flatten_dict(params, sep="/").items():
         is_wider = x.dtype.itemsize > boxes[path].dtype.itemsize
         arrays[path] = x.astype(boxes[path].dtype) if is_wider else x
-    return unflatten_dict(arrays)
+    return unflatten_dict(arrays, sep="/")
 
 
 def check_parameters(config: TransformerConfig, params: Any) -> None:
@@ -135,7 +141,8 @@ def check_parameters(config: TransformerConfig, params: Any) -> None:
     Raises:
         ValueError: Names the parameters that are missing, unexpected or have another shape.
     """
-    expected, got = (flatten_dict(tree, sep="/") for tree in (parameter_metadata(config), params))
+    metadata = parameter_metadata(config, layout_of(params))
+    expected, got = (flatten_dict(tree, sep="/") for tree in (metadata, params))
     if not expected.keys() & got.keys():
         names = ", ".join(params) or "nothing"
         raise ValueError(f"params must be variables['params']; got a tree with {names}.")
@@ -147,9 +154,4 @@ def check_parameters(config: TransformerConfig, params: Any) -> None:
         shapes = list(got[path].shape), list(expected[path].shape)
         if shapes[0] != shapes[1]:
             complaints.append(f"{path} is {shapes[0]}, not {shapes[1]}")
-    unrolled = [any("/first_layers/" in path for path in paths) for paths in (expected, got)]
-    remedy = ""
-    if unrolled[0] != unrolled[1]:
-        which = "configuration is" if unrolled[0] else "parameters are"
-        remedy = f" Only the {which} of an unrolled model: take both from `unroll`."
-    raise_misfits(complaints, remedy)
+    raise_misfits(complaints)

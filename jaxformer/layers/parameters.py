@@ -60,14 +60,14 @@ def storage_dtype(path: str, dtype: DTypeLike) -> np.dtype:
 LISTED = 8  # parameters of a message before the rest is only counted
 
 
-def raise_misfits(complaints: Sequence[str], remedy: str = "") -> None:
+def raise_misfits(complaints: Sequence[str]) -> None:
     """Raise ValueError if there are complaints about parameters."""
     if complaints:
         count = len(complaints)
         more = f"; and {count - LISTED} more" if count > LISTED else ""
         raise ValueError(
             f"{count} parameter{'s do' if count > 1 else ' does'} not fit the configuration: "
-            f"{'; '.join(complaints[:LISTED])}{more}.{remedy}"
+            f"{'; '.join(complaints[:LISTED])}{more}."
         )
 
 

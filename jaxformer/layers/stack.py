@@ -23,7 +23,15 @@ from jaxformer.layers.attention.inputs import (
 )
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.block import Block
-from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache, LayerState
+from jaxformer.layers.cache import (
+    Cache,
+    CacheUpdate,
+    KVCache,
+    LayerCache,
+    LayerState,
+    arrange_cache,
+)
+from jaxformer.layers.layouts import LAYER_GROUPS, layout_of, segments_of
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.residual import ResidualParameters, begin, end
 from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
@@ -53,7 +61,6 @@ REMAT_POLICIES = {
     ),
     "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME),
 }
-LAYER_GROUPS = "first_layers", "layers", "tail"  # parts of a stack, in order
 NO_CACHE: Any = LayerCache(None)
 SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
 
@@ -131,7 +138,8 @@ class Stack(nn.Module):
 
     Repetitions of a pattern of layers run under `nn.scan`, so that compile time does not grow with
     depth: their parameters are stacked along a leading axis under "layers". The layers before the
-    pattern are under "first_layers", the layers after its last repetition under "tail".
+    pattern are under "first_layers", the layers after its last repetition under "tail". A decoder
+    whose parameters are all under "first_layers" runs layer by layer.
     """
 
     config: c.TransformerConfig
@@ -152,7 +160,10 @@ class Stack(nn.Module):
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
-        segments, layers = self.config.segments(self.part), self.config.stacks[self.part]
+        layout = layout_of({self.part: self.variables.get("params", {})})
+        segments = segments_of(self.config, self.part, layout)
+        layers = self.config.stacks[self.part]
+        cache = cache and arrange_cache(self.config, cache, layout)
         if not self.is_mutable_collection("params"):
             self.check_depth(segments)
         tokens = attended_tokens(self.config, self.runtime, token_positions, cache)
@@ -177,7 +188,7 @@ class Stack(nn.Module):
             group = slice(indices.start, indices.stop)
             group_inputs = GroupInputs(tuple(inputs[group]), cache_updates[group], kv)
             x, new_caches[name], new_kv = self.run_group(
-                name, layers[group], x, group_inputs, caches, layer_embeddings
+                name, segments, layers[group], x, group_inputs, caches, layer_embeddings
             )
             kv |= new_kv
         x = x if option is None else end(option, model_params, x, embedded)
@@ -189,6 +200,7 @@ class Stack(nn.Module):
     def run_group(
         self,
         name: str,
+        segments: c.Segments,
         layer_configs: tuple[c.Layer, ...],
         x: Float[Array, "*batch T D"],
         inputs: GroupInputs,
@@ -197,7 +209,6 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], dict[str, KVCache | None]]:
         """Apply a group of layers; return x, their caches, and keys and values to hand on."""
         group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
-        segments = self.config.segments(self.part)
         if layer_embeddings is not None:
             layer_embeddings = split_by_segment(layer_embeddings, segments)[name]
         if name == "layers":
@@ -271,27 +282,3 @@ def split_by_segment(x: Array, segments: c.Segments) -> dict[str, Array]:
     stop = first + repeats * period
     pattern = x[first:stop].reshape(repeats, period, *x.shape[1:])
     return dict(zip(LAYER_GROUPS, (x[:first], pattern, x[stop:]), strict=True))
-
-
-def unstack_layers(stack: Any) -> list[Any]:
-    """Return one tree per layer from parameters or intermediates of a stack.
-
-    Args:
-        stack: Parameters of a stack, such as `params["decoder"]`, or a tree of the same structure:
-            repetitions of the pattern are stacked under "layers", other layers are under
-            "first_layers" and "tail".
-
-    Returns:
-        A tree for each layer, in order.
-    """
-
-    def in_order(layers: dict[str, Any]) -> list[Any]:
-        return [layers[f"layer_{i}"] for i in range(len(layers))]
-
-    pattern = in_order(stack.get("layers", {}))
-    repeats = jax.tree.leaves(pattern)[0].shape[0] if pattern else 0
-    return [
-        *in_order(stack.get("first_layers", {})),
-        *(jax.tree.map(lambda x, i=i: x[i], layer) for i in range(repeats) for layer in pattern),
-        *in_order(stack.get("tail", {})),
-    ]

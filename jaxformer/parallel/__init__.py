@@ -21,6 +21,7 @@ from jaxformer.parallel.overlap import overlap_compiler_options as overlap_compi
 from jaxformer.parallel.sharding import abstract_parameters as abstract_parameters
 from jaxformer.parallel.sharding import batch_spec as batch_spec
 from jaxformer.parallel.sharding import local_batch_slice as local_batch_slice
+from jaxformer.parallel.sharding import parameter_shardings as parameter_shardings
 from jaxformer.parallel.sharding import parameter_specs as parameter_specs
 from jaxformer.parallel.sharding import put_batch as put_batch
 from jaxformer.parallel.sharding import put_replicated as put_replicated

@@ -12,9 +12,9 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.layers.layouts import LAYER_GROUPS
 from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
-from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel.mesh import MESH_AXES, check_divisible, num_batch_shards
 from jaxformer.parallel.sharding import abstract_parameters
 

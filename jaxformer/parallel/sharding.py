@@ -13,6 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
+from jaxformer.layers.layouts import Layout
 from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
 from jaxformer.layers.parameters import storage_dtype
@@ -22,17 +23,35 @@ from jaxformer.parallel.mesh import BATCH_AXES
 BatchTree = TypeVar("BatchTree")
 
 
-def parameter_specs(config: TransformerConfig, mesh_shape: Mapping[str, int]) -> Any:
+def parameter_specs(
+    config: TransformerConfig, mesh_shape: Mapping[str, int], layout: Layout = "stacked"
+) -> Any:
     """PartitionSpec of each parameter, from the axis names that its layer declares.
 
     Args:
         config: Model configuration.
         mesh_shape: Devices along each axis of the mesh.
+        layout: As for `parameter_metadata`.
 
     Returns:
         A tree of `PartitionSpec` with the structure of the parameters.
     """
-    return jax.tree.map(lambda x: x.partition_spec(mesh_shape), parameter_metadata(config))
+    return jax.tree.map(lambda x: x.partition_spec(mesh_shape), parameter_metadata(config, layout))
+
+
+def parameter_shardings(config: TransformerConfig, mesh: Mesh, layout: Layout = "stacked") -> Any:
+    """Sharding of each parameter.
+
+    Args:
+        config: Model configuration.
+        mesh: Device mesh.
+        layout: As for `parameter_metadata`.
+
+    Returns:
+        A tree of `NamedSharding` with the structure of the parameters.
+    """
+    specs = parameter_specs(config, mesh.shape, layout)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:

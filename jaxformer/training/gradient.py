@@ -20,6 +20,7 @@ from jaxformer.data.pairs import PairBatch
 from jaxformer.data.preferences import PreferenceBatch
 from jaxformer.functional.attention.cudnn import switch_on_segments
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import layout_of, segments_of
 from jaxformer.layers.lora import join_parameters, split_parameters
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
@@ -160,7 +161,8 @@ def router_losses(
         names = path.split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack: Stack = "encoder" if "encoder" in names else "decoder"
-        group = config.segments(stack).groups()[names[names.index(layer) - 1]]
+        segments = segments_of(config, stack, layout_of(params))
+        group = segments.groups()[names[names.index(layer) - 1]]
         index = group[int(layer.removeprefix("layer_"))]
         feed_forward: Any = config.stacks[stack][index].feed_forward
         mask = batch.loss_mask
@@ -219,9 +221,8 @@ def make_value_and_grad(
         the last microbatch.
     """
     model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
-    specs = split_parameters(model.config.adapter, parameter_specs(model.config, mesh.shape))
 
-    def per_device(trained: Any, frozen: Any, step: Int[Array, ""], batch: AnyBatch):
+    def per_device(specs: Any, trained: Any, frozen: Any, step: Int[Array, ""], batch: AnyBatch):
         num_losses = jax.lax.psum(loss_weight(batch), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
@@ -253,14 +254,20 @@ def make_value_and_grad(
             indexed = jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch)
             (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, indexed)
         sum_over_replicas = partial(_sum_over_replicas, axis_names)
-        return loss, jax.tree.map(sum_over_replicas, gradients, specs.trained)
+        return loss, jax.tree.map(sum_over_replicas, gradients, specs)
 
-    return jax.shard_map(
-        per_device,
-        mesh=mesh,
-        in_specs=(specs.trained, specs.frozen, P(), batch_spec(mesh.shape)),
-        out_specs=(P(), specs.trained),
-    )
+    def value_and_grad(trained: Any, frozen: Any, step: Int[Array, ""], batch: AnyBatch):
+        layout = layout_of(join_parameters(frozen, trained))
+        specs = parameter_specs(model.config, mesh.shape, layout)
+        frozen_specs, trained_specs = split_parameters(model.config.adapter, specs)
+        return jax.shard_map(
+            lambda *inputs: per_device(trained_specs, *inputs),
+            mesh=mesh,
+            in_specs=(trained_specs, frozen_specs, P(), batch_spec(mesh.shape)),
+            out_specs=(P(), trained_specs),
+        )(trained, frozen, step, batch)
+
+    return value_and_grad
 
 
 def _split_rows(count: int, rows: Array) -> Array:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxformer import functional as F
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
+from jaxformer.layers.layouts import arrange_layers, layout_of
 from jaxformer.layers.lora import is_adapter, join_parameters, split_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 from jaxformer.parallel import (
@@ -25,6 +26,7 @@ from jaxformer.parallel import (
     batch_spec,
     check_divisible,
     overlap_compiler_options,
+    parameter_shardings,
     parameter_specs,
     replicated,
     shardings,
@@ -113,8 +115,8 @@ def init_train_state(
         optimizer: From `make_optimizer`.
         key: Random key of the parameters.
         mesh: Device mesh.
-        params: Parameters to use instead of random ones, with any sharding; donated. Adapters may
-            be missing.
+        params: Parameters to use instead of random ones, with any sharding and either layout of
+            layers, which are stacked one array at a time; donated. Adapters may be missing.
 
     Raises:
         ValueError: The parameters do not match the model, or it does not divide over the mesh.
@@ -130,7 +132,8 @@ def init_train_state(
     if not any(map(is_adapter, flatten_dict(params, sep="/"))):
         config = replace(config, adapter=None)
     check_parameters(config, params)
-    param_shardings = shardings(abstract_parameters(config, mesh))
+    params = arrange_layers(config, params, "stacked", donate=True)
+    param_shardings = parameter_shardings(config, mesh)
     return init(model, optimizer, key, params=jax.device_put(params, param_shardings, donate=True))
 
 
@@ -275,7 +278,7 @@ def make_log_likelihood_step(
         return jnp.where(batch.loss_mask, -F.cross_entropy_from_statistics(scores), 0.0)
 
     def log_likelihoods(params: Any, batch: Batch) -> Float[Array, "B T"]:
-        specs = parameter_specs(model.config, mesh.shape), spec
+        specs = parameter_specs(model.config, mesh.shape, layout_of(params)), spec
         permuted = jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=spec)
         order = F.zigzag_order(batch.tokens.shape[1], mesh.shape.get("context", 1))
         return permuted(params, batch)[:, np.argsort(order)]
@@ -293,5 +296,10 @@ def make_eval_step(model: Transformer, mesh: Mesh) -> Callable[[Any, Batch | Pai
         sums = EvalSums(jnp.sum(jnp.where(batch.loss_mask, losses, 0.0)), jnp.sum(batch.loss_mask))
         return jax.lax.psum(sums, axis_names)
 
-    in_specs = (parameter_specs(model.config, mesh.shape), batch_spec(mesh.shape))
-    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=in_specs, out_specs=P()))
+    @jax.jit
+    def summed_losses(params: Any, batch: Batch | PairBatch) -> EvalSums:
+        param_specs = parameter_specs(model.config, mesh.shape, layout_of(params))
+        specs = param_specs, batch_spec(mesh.shape)
+        return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=P())(params, batch)
+
+    return summed_losses

@@ -529,9 +529,6 @@ def test_norms_stand_elsewhere_from_layer_to_layer():
     places = ["pre", "res_post", "pre", "res_post", "pre"]
     assert config.segments("decoder") == (0, 2, 2, 1)
     assert [layer.norm_placement for layer in config.layers] == places
-    unrolled = config.unroll()
-    assert unrolled != config and unrolled.layers == config.layers
-    assert unrolled.segments("decoder") == (5, 0, 0, 0)
     long = replace(config, norm_placement=("pre", "res_post") * 8, num_layers=16)
     assert long.tiny().norm_placement == ("pre", "res_post")
     rows = change(norm_placement=("pre",) * 8 + ("post",), num_layers=9)
@@ -817,7 +814,7 @@ OTHERS = [
         ),
     ),
     latent(norm=c.LayerNorm(eps=0.1)),
-    change(unrolled=True, norm_placement=("sandwich", "pre", "res_post")),
+    change(norm_placement=("sandwich", "pre", "res_post")),
     replace(
         BASE,
         attention=(

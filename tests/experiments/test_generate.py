@@ -34,6 +34,7 @@ from jaxformer.config import (
 from jaxformer.costs import num_parameters
 from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_tokenizer, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample, unroll
+from jaxformer.layers.layouts import layout_of
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.progress import sanitize_text
@@ -133,7 +134,7 @@ def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     arguments = ["--checkpoint", str(folder), "--rope-scaling", flag]
     arguments += ["--prompt", "the la", "--max-new-tokens", "3"]
     generate.main(parse_run(generate.RUNS, "Generates.", arguments))
-    assert seen == [MODEL.with_rope_scaling(SCALINGS[flag]).unroll()] != [MODEL.unroll()]
+    assert seen == [MODEL.with_rope_scaling(SCALINGS[flag])] != [MODEL]
 
 
 @pytest.mark.slow
@@ -160,9 +161,9 @@ def test_the_checkpoint_of_a_step_is_read(folder):
 
 def test_a_run_is_read_layer_by_layer_in_the_dtype_of_the_computation(folder):
     """What is then in memory is what decoding reads: no float32, and no stacked layers."""
-    whole, loaded = load_model(folder), load_model(folder, dtype="bfloat16", to_decode=True)
-    config, params = unroll(whole.config, whole.params)
-    assert loaded.config == config
+    whole, loaded = load_model(folder, layout="stacked"), load_model(folder, dtype="bfloat16")
+    assert layout_of(whole.params) == "stacked" != layout_of(loaded.params)
+    params = unroll(whole.config, whole.params)
     jax.tree.map(
         lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype), strict=True),
         loaded.params,
@@ -200,7 +201,8 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     description["config"]["model_dim"] = 14
     del description["schema"]
     with Checkpoints(tmp_path / "checkpoints") as changed:
-        changed.save(1, {"params": load_model(folder).params}, description)
+        params = load_model(folder, layout="stacked").params
+        changed.save(1, {"params": params}, description)
     with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not match"):
         text(tmp_path)
 

@@ -365,7 +365,7 @@ def test_a_run_that_is_kept_in_a_store_goes_on_elsewhere(whole, tmp_path, monkey
     assert names == written | {"checkpoints", "tensorboard"}
     assert len(list((there / "tensorboard").iterdir())) == 2
     shutil.rmtree("runs")
-    assert_same(load_model(output).params, restored(there).params)
+    assert_same(load_model(output, layout="stacked").params, restored(there).params)
     assert not Path("runs/stores").exists()  # where a run would be writing
 
 

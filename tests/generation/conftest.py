@@ -40,5 +40,5 @@ def prompts():
 def form(request, monkeypatch):
     """How layers decode: as on TPUs, and where they are many, or as few do elsewhere."""
     if request.param == "a loop":
-        monkeypatch.setattr("jaxformer.generation.unrolled.MAX_UNROLLED_LAYERS", 0)
+        monkeypatch.setattr("jaxformer.layers.layouts.MAX_COMPILED_LAYERS", 0)
     return request.param

@@ -21,7 +21,8 @@ from jaxformer.config import (
     SharedKV,
 )
 from jaxformer.generation import decode, unroll, unrolled
-from jaxformer.generation.unrolled import decodes_faster_unrolled
+from jaxformer.layers import layouts
+from jaxformer.layers.layouts import decoding_layout
 from tests.small_models import jitted_forward, random_params
 
 ATTENTION = {
@@ -67,13 +68,12 @@ def model(request, config):
 @pytest.mark.slow
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = random_params(model)
-    longer, apart = unroll(model, params)
-    assert longer.layers == model.layers
+    apart = unroll(model, params)
     assert set(apart["decoder"]["first_layers"]) == {f"layer_{i}" for i in range(model.num_layers)}
     assert not {"layers", "tail"} & set(apart["decoder"])
-    assert unroll(longer, apart) == (longer, apart)
+    assert unroll(model, apart) is apart
     np.testing.assert_allclose(
-        jitted_forward(longer)(apart, prompts),
+        jitted_forward(model)(apart, prompts),
         jitted_forward(model)(params, prompts),
         rtol=1e-5,
         atol=1e-5,
@@ -85,7 +85,7 @@ def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
     params = random_params(model)
     alone = generate(model, params, prompts, max_new_tokens=7)
-    monkeypatch.setattr(unrolled, "MAX_UNROLLED_LAYERS", 0)
+    monkeypatch.setattr(layouts, "MAX_COMPILED_LAYERS", 0)
     np.testing.assert_array_equal(generate(model, params, prompts, max_new_tokens=7), alone)
     assert len(np.unique(alone[:, 5:])) > 2
 
@@ -103,10 +103,10 @@ def test_an_encoder_stays_as_it_is(config, prompts, own_kinds, monkeypatch):
     )
     source = prompts[:, ::-1]
     params = random_params(model)
-    longer, apart = unroll(model, params)
+    apart = unroll(model, params)
     jax.tree.map(np.testing.assert_array_equal, apart["encoder"], params["encoder"])
     np.testing.assert_allclose(
-        jitted_forward(longer)(apart, prompts, source=source),
+        jitted_forward(model)(apart, prompts, source=source),
         jitted_forward(model)(params, prompts, source=source),
         rtol=1e-5,
         atol=1e-5,
@@ -114,7 +114,7 @@ def test_an_encoder_stays_as_it_is(config, prompts, own_kinds, monkeypatch):
     if own_kinds:  # as far as the decoder goes
         return
     alone = generate(model, params, prompts, max_new_tokens=5, source=source)
-    monkeypatch.setattr(unrolled, "MAX_UNROLLED_LAYERS", 0)
+    monkeypatch.setattr(layouts, "MAX_COMPILED_LAYERS", 0)
     looped = generate(model, params, prompts, max_new_tokens=5, source=source)
     np.testing.assert_array_equal(looped, alone)
 
@@ -128,12 +128,14 @@ def test_an_encoder_is_refused(config):
 
 
 def test_models_decode_unrolled_but_on_tpus_and_very_deep(config, monkeypatch):
-    assert decodes_faster_unrolled(zoo.get("llama-2-70b"))
-    deepest = replace(config, num_layers=unrolled.MAX_UNROLLED_LAYERS)
-    assert decodes_faster_unrolled(deepest)
-    assert not decodes_faster_unrolled(replace(config, num_layers=deepest.num_layers + 1))
-    monkeypatch.setattr(unrolled, "target_platform", lambda: "tpu")
-    assert not decodes_faster_unrolled(config)
+    assert decoding_layout(zoo.get("llama-2-70b")) == "by_layer"
+    deepest = replace(config, num_layers=layouts.MAX_COMPILED_LAYERS)
+    assert decoding_layout(deepest) == "by_layer"
+    deeper = replace(config, num_layers=deepest.num_layers + 1)
+    encoder = replace(config, topology=Encoder())
+    assert decoding_layout(deeper) == decoding_layout(encoder) == "stacked"
+    monkeypatch.setattr(layouts, "target_platform", lambda: "tpu")
+    assert decoding_layout(config) == "stacked"
 
 
 def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypatch):
@@ -142,7 +144,7 @@ def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypat
     monkeypatch.setattr(unrolled, "MAX_COPIED_PARAMETERS", 1000)
     with pytest.warns(UserWarning, match=r"has 3\.9e\+03 parameters, .*unroll\(config"):
         stacked = generate(config, params, [[1, 2]], max_new_tokens=3)
-    alone = generate(*unroll(config, params), [[1, 2]], max_new_tokens=3)
+    alone = generate(config, unroll(config, params), [[1, 2]], max_new_tokens=3)
     np.testing.assert_array_equal(alone, stacked)
 
 
@@ -152,22 +154,12 @@ def test_an_array_at_two_places_is_deleted_after_both(config):
     layer = params["decoder"]["layers"]["layer_0"]["feed_forward"]
     layer["up"] = layer["gate"]
     config = replace(config, num_layers=4)
-    expected = unroll(config, params)[1]
-    traced = jax.jit(lambda params: unroll(config, params, donate=True)[1])(params)
-    numpy = unroll(config, jax.tree.map(np.asarray, params), donate=True)[1]
-    for result in (traced, numpy, unroll(config, params, donate=True)[1]):
+    expected = unroll(config, params)
+    traced = jax.jit(lambda params: unroll(config, params, donate=True))(params)
+    numpy = unroll(config, jax.tree.map(np.asarray, params), donate=True)
+    for result in (traced, numpy, unroll(config, params, donate=True)):
         jax.tree.map(np.testing.assert_array_equal, result, expected)
     assert layer["gate"]["kernel"].is_deleted()
-
-
-def test_parameters_of_the_other_form_are_named_with_the_remedy(config):
-    params = random_params(config)
-    unrolled_config, unrolled_params = unroll(config, params)
-    remedy = "of an unrolled model: take both from `unroll`."
-    with pytest.raises(ValueError, match=f"Only the configuration is {remedy}"):
-        generate(unrolled_config, params, [[1]], max_new_tokens=1)
-    with pytest.raises(ValueError, match=f"Only the parameters are {remedy}"):
-        generate(config, unrolled_params, [[1]], max_new_tokens=1)
 
 
 def test_donated_parameters_are_deleted_one_by_one(config):
@@ -176,6 +168,5 @@ def test_donated_parameters_are_deleted_one_by_one(config):
     expected = unroll(model, params)
     given = jax.tree.map(jnp.copy, params)
     result = unroll(model, given, donate=True)
-    assert result[0] == expected[0]
-    jax.tree.map(np.testing.assert_array_equal, result[1], expected[1])
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
     assert all(x.is_deleted() for x in jax.tree.leaves(given["decoder"]["layers"]))

@@ -2,6 +2,7 @@ import json
 import logging
 import re
 import tracemalloc
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jaxformer.config import GLU, MultiHead, TransformerConfig
 from jaxformer.generation import unroll
 from jaxformer.interop import load, load_config, load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.load import read_pretrained
+from jaxformer.layers.layouts import layout_of, unstack_layers
 from tests.interop.golden_files import read_golden
 from tests.interop.golden_files import write_folder as write_golden
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
@@ -45,26 +48,27 @@ def test_every_number_lands_where_it_belongs(loaded, tensors):
     )
     assert config.attention.positions[0].base == 500000.0
     assert config.norm.eps == 1e-5
-    layer = params["decoder"]["layers"]["layer_0"]
-    for i in range(3):
+    layers = unstack_layers(params["decoder"])
+    assert len(layers) == 3
+    for i, layer in enumerate(layers):
         theirs = {k.split(f"layers.{i}.")[1]: v for k, v in tensors.items() if f"rs.{i}." in k}
         query, out = layer["attention"]["query"]["kernel"], layer["attention"]["out"]["kernel"]
-        assert query.shape == (3, 12, 6, 4) and out.shape == (3, 6, 4, 12)
+        assert query.shape == (12, 6, 4) and out.shape == (6, 4, 12)
         for d, n, h in ((0, 0, 1), (7, 5, 3), (11, 2, 0)):
-            assert query[i, d, n, h] == theirs["self_attn.q_proj.weight"][4 * n + h, d]
-            assert out[i, n, h, d] == theirs["self_attn.o_proj.weight"][d, 4 * n + h]
+            assert query[d, n, h] == theirs["self_attn.q_proj.weight"][4 * n + h, d]
+            assert out[n, h, d] == theirs["self_attn.o_proj.weight"][d, 4 * n + h]
         for name, theirs_name in (("key", "k"), ("value", "v")):
-            kernel = np.asarray(layer["attention"][name]["kernel"][i])
+            kernel = np.asarray(layer["attention"][name]["kernel"])
             expected = theirs[f"self_attn.{theirs_name}_proj.weight"]
             np.testing.assert_array_equal(kernel.reshape(12, 8).T, expected)
         for name in ("gate", "up", "down"):
-            kernel = layer["feed_forward"][name]["kernel"][i]
+            kernel = layer["feed_forward"][name]["kernel"]
             np.testing.assert_array_equal(kernel.T, theirs[f"mlp.{name}_proj.weight"])
         for name, theirs_name in (
             ("pre_attention_norm", "input_layernorm"),
             ("pre_feed_forward_norm", "post_attention_layernorm"),
         ):
-            np.testing.assert_array_equal(layer[name]["scale"][i], theirs[f"{theirs_name}.weight"])
+            np.testing.assert_array_equal(layer[name]["scale"], theirs[f"{theirs_name}.weight"])
     table = params["embedding"]["tokens"]["embedding"]
     np.testing.assert_array_equal(table, tensors["model.embed_tokens.weight"])
     np.testing.assert_array_equal(params["head"]["kernel"].T, tensors["lm_head.weight"])
@@ -113,7 +117,8 @@ def test_layers_after_the_last_whole_pattern_stand_in_the_tail(tmp_path):
     values["vision_tower.x.weight"] = np.zeros(3, np.float32)
     values["multi_modal_projector.y"] = np.zeros(3, np.float32)
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 4}}
-    config, params = load_pretrained(write_folder(tmp_path / "g", config, values))
+    folder = write_folder(tmp_path / "g", config, values)
+    config, params = read_pretrained(folder, layout="stacked")
     local, full = config.attention.positions
     assert (local.base, full.base) == (1e4, 1e6)
     assert config.attention.windows == (3, None)
@@ -314,12 +319,13 @@ def test_memory_stays_near_one_copy(tmp_path, monkeypatch):
 @pytest.mark.parametrize("preset", ["mixtral-8x7b", "gemma-2-2b", "t5-small"])
 def test_layers_are_read_apart_as_unroll_splits_them(preset, tmp_path):
     """Experts, windows in turns, an encoder; in bfloat16 each value is rounded once."""
-    config = zoo.get(preset).tiny()
+    config = replace(zoo.get(preset).tiny(), num_layers=5)
     save_pretrained(tmp_path / "x", config, random_params(config))
-    unrolled = load_pretrained(tmp_path / "x", "bfloat16", unroll=True)
-    expected = unroll(*load_pretrained(tmp_path / "x", "bfloat16"))
-    assert unrolled.config == expected[0]
-    assert equal(unrolled.params, expected[1])
+    stacked = read_pretrained(tmp_path / "x", "bfloat16", layout="stacked")
+    read = load_pretrained(tmp_path / "x", "bfloat16")
+    assert stacked.config == read.config
+    assert layout_of(read.params) == "by_layer" != layout_of(stacked.params)
+    assert equal(read.params, unroll(*stacked))
 
 
 def test_arrays_go_to_jax_without_a_copy():

@@ -12,7 +12,7 @@ from jaxformer import config as c
 from jaxformer import zoo
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.mxfp4 import dequantize
-from jaxformer.layers.stack import unstack_layers
+from jaxformer.layers.layouts import unstack_layers
 from tests.small_models import random_params
 
 FP4 = "0 0.5 1 1.5 2 3 4 6 -0.0 -0.5 -1 -1.5 -2 -3 -4 -6".split()

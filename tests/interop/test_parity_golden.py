@@ -14,6 +14,7 @@ from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.layers.layouts import layout_of, unstack_layers
 from jaxformer.layers.parameter_metadata import parameter_metadata
 from tests.interop.golden_files import NAMES, read_golden, tolerance, write_folder
 from tests.interop.mutations import MUTATIONS
@@ -112,7 +113,7 @@ def test_another_choice_gives_other_logits(loaded, axis):
     named = flatten_dict(params, sep="/")
     for old, new in renamed:
         named |= {path.replace(old, new): x for path, x in named.items()}
-    paths = flatten_dict(parameter_metadata(other), sep="/")
+    paths = flatten_dict(parameter_metadata(other, layout_of(params)), sep="/")
     params = unflatten_dict({path: x for path, x in named.items() if path in paths}, sep="/")
     example = golden.examples[-1]
     moved = np.abs(run(other, params, example) - example.logits).max()
@@ -233,7 +234,6 @@ for translator in ("marian", "fsmt"):
 @pytest.mark.parametrize("name, stack, branch, at, theirs", KEY_BIASES)
 def test_key_biases_that_no_logit_shows(loaded, name, stack, branch, at, theirs):
     golden, config, params = loaded(name)
-    ours = params[stack]["layers"]["layer_0"][branch]["key"]["bias"]
-    for i in range(len(ours)):
+    for i, layer in enumerate(unstack_layers(params[stack])):
         expected = theirs(golden.tensors, f"{at}.{i}", config.attention.num_heads)
-        assert np.array_equal(ours[i], expected)
+        assert np.array_equal(layer[branch]["key"]["bias"], expected)

@@ -90,7 +90,7 @@ def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
 
 
 def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
-    monkeypatch.setattr("jaxformer.generation.unrolled.MAX_UNROLLED_LAYERS", 0)
+    monkeypatch.setattr("jaxformer.layers.layouts.MAX_COMPILED_LAYERS", 0)
     with pytest.raises(ValueError, match="9 parameters do not fit the configuration: "):
         TAKING["generate"](BASE, random_params(replace(BASE, num_layers=2)))
 

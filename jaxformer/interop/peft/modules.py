@@ -12,6 +12,7 @@ from jaxformer.interop import transforms as t
 from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping, expand_mapping
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.save import choose_family
+from jaxformer.layers.layouts import Layout
 from jaxformer.layers.parameter_metadata import parameter_metadata
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -51,12 +52,12 @@ class ModuleAdapter(NamedTuple):
         ]
 
 
-def tensor_mappings(config: c.TransformerConfig) -> list[TensorMapping]:
+def tensor_mappings(config: c.TransformerConfig, layout: Layout = "stacked") -> list[TensorMapping]:
     """Mapping of every tensor of the Hugging Face model; of a head also where it is tied."""
     base = replace(config, adapter=None)
     family, values = choose_family(base, {})
     rules, untied = family.mapping_for(values), with_own_head(base)
-    return expand_mapping(rules, untied, parameter_shapes(untied))
+    return expand_mapping(rules, untied, parameter_shapes(untied, layout))
 
 
 def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:
@@ -65,15 +66,15 @@ def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:
 
 
 def adaptable_modules(
-    config: c.TransformerConfig, mappings: list[TensorMapping]
+    config: c.TransformerConfig, mappings: list[TensorMapping], layout: Layout
 ) -> list[ModuleAdapter]:
     """Modules of the Hugging Face model whose weights are kernels of ours.
 
     PEFT adapts the table of tokens and a head that is tied to it one by one: a model with a tied
     head has neither.
     """
-    metadata = flatten_dict(parameter_metadata(with_own_head(replace(config, adapter=None))))
-    metadata = {"/".join(path): x for path, x in metadata.items()}
+    untied = with_own_head(replace(config, adapter=None))
+    metadata = flatten_dict(parameter_metadata(untied, layout), sep="/")
     modules = []
     for mapping in mappings:
         paths = [slot.path for slot in mapping.slices]

@@ -28,6 +28,7 @@ from jaxformer.interop.peft.modules import (
 )
 from jaxformer.interop.tensor_checks import check_finite
 from jaxformer.json_files import read_json
+from jaxformer.layers.layouts import Layout, layout_of
 from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.runtime import target_name
@@ -93,24 +94,24 @@ def load_adapter(
     if base_name is not None and Path(stated).name != Path(base_name).name:
         raise ValueError(f"The adapters in {folder} are of {stated}; got the model {base_name}.")
     check_parameters(replace(config, adapter=None), params)
-    tensors = _read_tensors(path)
+    layout, tensors = layout_of(params), _read_tensors(path)
     whole = {_whole_name(name): x for name, x in tensors.items() if _end(name) is None}
     base, arrays = _resized(replace(config, adapter=None), whole), flatten_dict(params, sep="/")
-    mappings = tensor_mappings(base)
+    mappings = tensor_mappings(base, layout)
     if base.head.tied and _changes_one_end(mappings, tensors):
         base = with_own_head(base)
         arrays[HEAD_PATH] = arrays[EMBEDDING_PATH].T
-    modules = {m.name: m for m in adaptable_modules(base, mappings)}
+    modules = {m.name: m for m in adaptable_modules(base, mappings, layout)}
     _check_names(path, tensors, mappings, modules)
     _replace_whole(path, mappings, whole, arrays)
     check_parameters(base, unflatten_dict(arrays, sep="/"))
     by_module = _group_by_module(path, tensors)
     columns = {name: _used_columns(path, modules[name], x) for name, x in by_module.items()}
-    trained = _trained(path, settings, mappings, tensors)
+    trained = _trained(path, settings, tensor_mappings(base), tensors)
     lora, scales = _read_lora(settings, modules, by_module, columns, trained)
     settings.check(str(folder / ADAPTER_CONFIG), unread=False, hint=MERGE_HINT)
     adapted = replace(base, adapter=lora)
-    filled = _first_values(adapted, modules, arrays)
+    filled = _first_values(adapted, modules, arrays, layout)
     _check_magnitudes(path, modules, by_module, filled)
     for name, parts in by_module.items():
         _fill_module(filled, modules[name], parts, columns[name], scales[name] / lora.scale)
@@ -285,12 +286,15 @@ def _read_lora(
 
 
 def _first_values(
-    adapted: c.TransformerConfig, modules: Mapping[str, ModuleAdapter], arrays: Mapping[str, Any]
+    adapted: c.TransformerConfig,
+    modules: Mapping[str, ModuleAdapter],
+    arrays: Mapping[str, Any],
+    layout: Layout,
 ) -> dict[str, np.ndarray]:
     """Adapters that change nothing: zeros, and the lengths of the base model's columns."""
     filled = {
         path: np.zeros(shape, np.float32)
-        for path, shape in parameter_shapes(adapted).items()
+        for path, shape in parameter_shapes(adapted, layout).items()
         if is_adapter(path)
     }
     for module in modules.values():

@@ -24,6 +24,7 @@ from jaxformer.interop.peft.modules import (
 )
 from jaxformer.interop.save import atomic_folder, check_output_folder
 from jaxformer.interop.tensor_checks import check_finite
+from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter, split_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 
@@ -76,8 +77,9 @@ def write_adapter(
             "save_adapter needs a model with an adapter; got TransformerConfig.adapter=None."
         )
     check_parameters(config, params)
-    arrays, mappings = flatten_dict(params, sep="/"), tensor_mappings(config)
-    adaptable = adaptable_modules(config, mappings)
+    layout, arrays = layout_of(params), flatten_dict(params, sep="/")
+    mappings = tensor_mappings(config, layout)
+    adaptable = adaptable_modules(config, mappings, layout)
     modules = [m for m in adaptable if any(path in arrays for path, _ in m.paths(LORA_A))]
     written = {path for m in modules for path, _ in m.paths(LORA_A)}
     if missing := sorted(x for x in arrays if x.endswith(LORA_A) and x not in written):
@@ -141,7 +143,9 @@ def _whole_tensors(
     if config.head.tied:  # PEFT trains a copy of the table, which the head does not read
         arrays[HEAD_PATH] = np.asarray(arrays[EMBEDDING_PATH]).T
         trained |= {HEAD_PATH} if EMBEDDING_PATH in trained else set()
-    chosen = [x for x in mappings if trained.intersection(slot.path for slot in x.slices)]
+    chosen = [
+        x for x in tensor_mappings(config) if trained.intersection(slot.path for slot in x.slices)
+    ]
     names = {mapping.hf_name.rpartition(".")[0] for mapping in chosen}
     left = trained - {slot.path for mapping in chosen for slot in mapping.slices}
     parts = [x.hf_name for x in chosen if not x.hf_name.endswith((".weight", ".bias"))]
