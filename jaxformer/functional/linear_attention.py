@@ -127,15 +127,16 @@ def linear_attention(
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     shape = value.shape[:-1]  # [*batch, T, N]
-    decay = jnp.zeros(shape) if log_decay is None else log_decay
+    decay = jnp.zeros(shape, jnp.float32) if log_decay is None else log_decay
     if decay.shape not in (shape, (*shape, key.shape[-1])):
         raise ValueError(
             f"log_decay must be one per head, of shape {shape}, or one per feature of the key, "
             f"{(*shape, key.shape[-1])}; got {decay.shape}."
         )
-    weight = jnp.ones(shape) if beta is None else beta
+    weight = jnp.ones(shape, jnp.float32) if beta is None else beta
     state_shape = *shape[:-2], N, key.shape[-1], value.shape[-1]
-    state = jnp.zeros(state_shape) if initial_state is None else initial_state.astype(jnp.float32)
+    state = jnp.zeros(state_shape, jnp.float32) if initial_state is None else initial_state
+    state = state.astype(jnp.float32)
     if axis_name is not None:
         options: dict[str, Any] = dict(delta_rule=delta_rule, method=method, chunk_size=chunk_size)
         arrays = dict(query=query, key=key, value=value, log_decay=decay, beta=weight)

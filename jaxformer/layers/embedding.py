@@ -28,8 +28,8 @@ class Embed(nn.Module):
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
         shape, init_fn = (self.num_embeddings, self.features), initializer(self.embedding_init)
-        dtype = self.runtime.dtype
-        table = sharded_parameter(self, "embedding", init_fn, shape, self.logical_axes, dtype=dtype)
+        options: Any = dict(dtype=self.runtime.dtype, adaptable=True)
+        table = sharded_parameter(self, "embedding", init_fn, shape, self.logical_axes, **options)
         if (lora := self.runtime.lora_of(self.path)) is not None:
             table = adapt_kernel(self, lora, table, shape, self.logical_axes)
         return table
@@ -116,7 +116,8 @@ class LMHead(nn.Module):
         else:
             init_fn, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
             logical_axes = "model -> vocabulary" if width is None else "features -> vocabulary"
-            kernel = sharded_parameter(self, "kernel", init_fn, shape, logical_axes, dtype=dtype)
+            declared: Any = dict(dtype=dtype, adaptable=True)
+            kernel = sharded_parameter(self, "kernel", init_fn, shape, logical_axes, **declared)
             if (lora := self.runtime.lora_of(("head",))) is not None:
                 kernel = adapt_kernel(self, lora, kernel, shape, logical_axes)
         if cfg.unit_rows:

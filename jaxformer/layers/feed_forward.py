@@ -245,7 +245,8 @@ class ExpertLinear(nn.Module):
         axes = f"experts {self.logical_axes}"
         runtime, dtype, biases = self.runtime, self.runtime.dtype, None
         tensor = runtime.mesh_axes.tensor if self.logical_axes.startswith("hidden") else None
-        kernels = sharded_parameter(self, "kernel", init_fn, self.shape, axes, dtype=dtype)
+        options: Any = dict(dtype=dtype, adaptable=True)
+        kernels = sharded_parameter(self, "kernel", init_fn, self.shape, axes, **options)
         if self.bias:
             bias_axes = f"experts {parse_logical_axes(self.logical_axes).bias_axes}"
             shape = self.shape[0], self.shape[2]

@@ -1,6 +1,7 @@
 """Linear layer with tensor-parallel reduction of its output."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,8 @@ class Linear(nn.Module):
         shape = (*(self.input_shape or x.shape[-split:]), *self.features)
         if axes.names[0] in ("heads", "hidden"):
             x, tensor = sow_and_perturb(self, axes.names[0], x), self.runtime.mesh_axes.tensor
-        kernel = sharded_parameter(self, "kernel", init_fn, shape, self.logical_axes, dtype=dtype)
+        options: Any = dict(dtype=dtype, adaptable=True)
+        kernel = sharded_parameter(self, "kernel", init_fn, shape, self.logical_axes, **options)
         x, lora = x.astype(dtype), self.runtime.lora_of(self.path)
         if lora is None or not lora.fits(math.prod(shape[:split]), math.prod(shape[split:])):
             y = F.linear(x, kernel, axes=split)

@@ -1,21 +1,20 @@
 """Metadata of every parameter: shape, logical axes and role, without arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxformer.config import TransformerConfig
-from jaxformer.layers.layouts import Layout, layout_of, split_layers
+from jaxformer.layers.layouts import Layout, layout_of
 from jaxformer.layers.parameters import mesh_axes, raise_misfits
 from jaxformer.layers.runtime import active_mesh_axes
-from jaxformer.layers.transformer import Transformer
+from jaxformer.layers.transformer import annotated_parameters
 
 ParameterRole = Literal["kernel", "head", "embedding", "vector", "selection_bias", "adapter"]
 AxisIndices = tuple[int, ...]
@@ -81,33 +80,9 @@ def parameter_metadata(config: TransformerConfig, layout: Layout = "stacked") ->
     Returns:
         A tree of `ParameterMetadata` with the structure of the parameters.
     """
-    metadata = {
-        path: ParameterMetadata(x.value.shape, x.names, x.num_output_axes)
-        for path, x in _annotated_parameters(config, jnp.dtype(jnp.float32)).items()
-    }
-    if layout == "by_layer":
-        metadata = split_layers(config, metadata, _metadata_of_layer)
+    boxes = annotated_parameters(config, layout=layout).items()
+    metadata = {p: ParameterMetadata(x.value.shape, x.names, x.num_output_axes) for p, x in boxes}
     return unflatten_dict(metadata, sep="/")
-
-
-def _metadata_of_layer(x: ParameterMetadata, layer: int) -> ParameterMetadata:
-    return replace(x, shape=x.shape[1:], logical_axes=x.logical_axes[1:])
-
-
-@cache
-def _annotated_parameters(config: TransformerConfig, dtype: jnp.dtype) -> dict[str, Any]:
-    """`AnnotatedParameter` of the model that computes in `dtype`, by path."""
-    has_encoder = config.topology.is_encoder_decoder
-
-    def init() -> Any:
-        tokens = jnp.zeros((1, 2), jnp.int32)
-        source = tokens if has_encoder else None
-        # "auto" would ask which kernels the device has.
-        options: Any = dict(annotate_axes=True, attention_implementation="xla")
-        model = Transformer(config, dtype=dtype, **options)
-        return model.init(jax.random.key(0), tokens, source=source)
-
-    return flatten_dict(jax.eval_shape(init)["params"], sep="/")
 
 
 def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) -> Any:
@@ -122,9 +97,7 @@ def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) ->
         The parameters. Those that are read in float32, such as norms, are the same arrays, and so
         are those with at most as many bits as `dtype`.
     """
-    boxes, arrays = _annotated_parameters(config, jnp.dtype(dtype)), {}
-    if layout_of(params) == "by_layer":
-        boxes = split_layers(config, boxes, lambda box, layer: box)
+    boxes, arrays = annotated_parameters(config, np.dtype(dtype), layout_of(params)), {}
     for path, x in flatten_dict(params, sep="/").items():
         is_wider = x.dtype.itemsize > boxes[path].dtype.itemsize
         arrays[path] = x.astype(boxes[path].dtype) if is_wider else x

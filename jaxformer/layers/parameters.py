@@ -28,6 +28,7 @@ class AnnotatedParameter(nn.Partitioned):
 
     num_output_axes: int = struct.field(default=0, pytree_node=False)
     dtype: DTypeLike = struct.field(default=jnp.float32, pytree_node=False)  # that layers read
+    adaptable: bool = struct.field(default=False, pytree_node=False)  # by `config.LoRA`
 
 
 FLOAT32 = np.dtype(np.float32)
@@ -127,6 +128,7 @@ def sharded_parameter(
     logical_axes: str,
     *,
     dtype: DTypeLike = jnp.float32,
+    adaptable: bool = False,
 ) -> Float[Array, "..."]:
     """Declare a parameter; return this device's shard, all-gathered over fsdp, in `dtype`.
 
@@ -140,6 +142,7 @@ def sharded_parameter(
         shape: Global shape.
         logical_axes: Names of its axes, as `parse_logical_axes` reads them.
         dtype: Dtype of the result.
+        adaptable: Whether a low-rank adapter may stand beside it.
 
     Returns:
         The parameter in `dtype`; it is stored in float32.
@@ -155,11 +158,10 @@ def sharded_parameter(
             f"The parameter {'/'.join((*module.path, name))} {shape} has {len(shape)} axes; "
             f"{logical_axes!r} names {len(names)}."
         )
-    runtime.read.add((*module.path, name))
 
     def boxed_init(*args: Any) -> Any:
         x = init_fn(*args)
-        box = AnnotatedParameter(x, names, None, num_output_axes, jnp.dtype(dtype))
+        box = AnnotatedParameter(x, names, None, num_output_axes, jnp.dtype(dtype), adaptable)
         return box if runtime.annotate_axes else x
 
     axes = mesh_axes(names, shape, runtime.mesh_axes)

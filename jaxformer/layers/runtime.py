@@ -1,7 +1,7 @@
 """Run-time options of a model, which change no parameter; dropout, and intermediate values."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -72,8 +72,6 @@ class RuntimeConfig:
         max_segments: The `max_segments` of `F.MaskRule`.
         cache_is_empty: Whether the cache holds no tokens yet.
         adapter: Low-rank adapters of the linear maps.
-        read: Collects the paths of the parameters that modules read in this call.
-        linear_maps: Collects the names of the linear maps that an adapter can target.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -87,28 +85,15 @@ class RuntimeConfig:
     max_segments: int | None = None
     cache_is_empty: bool = False
     adapter: LoRA | None = None
-    read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
-    linear_maps: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def lora_of(self, path: tuple[str, ...]) -> LoRA | None:
         """Return the adapter of the linear map of the module at this path, if it is a target."""
-        name = target_name(path)
-        self.linear_maps.add(name)
         if self.adapter is None:
             return None
+        name = target_name(path)
         if self.adapter.targets == "all-linear":
             return None if name in NOT_IN_ALL_LINEAR else self.adapter
         return self.adapter if name in self.adapter.targets else None
-
-    def check_targets(self) -> None:
-        """Raise if an adapter has targets that no linear map of the call had."""
-        targets = self.adapter.targets if self.adapter is not None else ()
-        missing = set(() if targets == "all-linear" else targets) - self.linear_maps
-        if missing:
-            raise ValueError(
-                f"The model has no linear map named {', '.join(sorted(missing))} for LoRA.targets; "
-                f"it has {', '.join(sorted(self.linear_maps))}."
-            )
 
 
 def target_name(path: tuple[str, ...]) -> str:

@@ -1,8 +1,12 @@
 """`Transformer`: embedding, encoder and/or decoder stack, and LM head."""
 
+from dataclasses import replace
+from functools import cache as memoize
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
@@ -19,8 +23,15 @@ from jaxformer.layers.attention.inputs import (
 from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_capacity
 from jaxformer.layers.embedding import Embedder, LMHead
 from jaxformer.layers.layer_embedding import LayerEmbedder
-from jaxformer.layers.parameters import axis_size, local_shard, raise_misfits
-from jaxformer.layers.runtime import MeshAxes, Remat, RuntimeConfig
+from jaxformer.layers.layouts import Layout, layout_of, split_layers
+from jaxformer.layers.parameters import (
+    FLOAT32,
+    AnnotatedParameter,
+    axis_size,
+    local_shard,
+    raise_misfits,
+)
+from jaxformer.layers.runtime import MeshAxes, Remat, RuntimeConfig, target_name
 from jaxformer.layers.stack import Stack
 
 
@@ -109,6 +120,7 @@ class Transformer(nn.Module):
         """
         runtime = self.make_runtime(deterministic=deterministic, cache_is_empty=cache_is_empty)
         cfg = self.config
+        check_targets(cfg)
         self.check_inputs(source, cache, targets)
         embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
         token_table = embedder.tokens()
@@ -138,8 +150,8 @@ class Transformer(nn.Module):
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
-        if encoder_output is not None or not cfg.topology.is_encoder_decoder:
-            self.check_read(runtime)  # with a cached source, the encoder's are not read
+        if not self.is_initializing():
+            self.check_names()
         if isinstance(logits, F.LogitStatistics) or new_cache is None:
             return logits
         new_cache = new_cache.lengthen(token_positions.segments)
@@ -210,12 +222,12 @@ class Transformer(nn.Module):
         if not has_encoder and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder, so it takes no source.")
 
-    def check_read(self, runtime: RuntimeConfig) -> None:
-        """Check that every parameter was read by a module, and every target of adapters exists."""
-        runtime.check_targets()
-        paths = flatten_dict(self.variables.get("params", {}))
-        unread = ("/".join(path) for path in paths if (*self.path, *path) not in runtime.read)
-        raise_misfits([f"{path} is not a parameter of the model" for path in sorted(unread)])
+    def check_names(self) -> None:
+        """Check that every parameter is one of the model's."""
+        params = self.variables.get("params", {})
+        known = annotated_parameters(self.config, layout=layout_of(params))
+        unknown = sorted(flatten_dict(params, sep="/").keys() - known.keys())
+        raise_misfits([f"{path} is not a parameter of the model" for path in unknown])
 
     def token_positions(
         self,
@@ -264,3 +276,46 @@ class Transformer(nn.Module):
         """Check token ids (outside jit) and embed them."""
         F.check_token_ids(tokens, embedder.vocab_size)
         return embedder(table, tokens, token_positions.positions)
+
+
+@memoize
+def annotated_parameters(
+    config: c.TransformerConfig, dtype: np.dtype = FLOAT32, layout: Layout = "stacked"
+) -> dict[str, Any]:
+    """Return the parameters of the model that computes in `dtype`, by path and without values.
+
+    Args:
+        config: The model.
+        dtype: Dtype of the computation.
+        layout: Layout of the layers.
+
+    Returns:
+        Their `AnnotatedParameter`s, from abstract evaluation of `init`.
+    """
+    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    source = tokens if config.topology.is_encoder_decoder else None
+    # "auto" would ask which kernels the device has.
+    options: Any = dict(annotate_axes=True, attention_implementation="xla")
+    init = Transformer(config, dtype, **options).init
+    variables = jax.eval_shape(init, jax.random.key(0), tokens, source=source)
+    boxes = flatten_dict(variables["params"], sep="/")
+    return boxes if layout == "stacked" else split_layers(config, boxes, _box_of_layer)
+
+
+def _box_of_layer(box: AnnotatedParameter, layer: int) -> AnnotatedParameter:
+    shape, dtype = box.value.shape[1:], box.value.dtype
+    return box.replace(value=jax.ShapeDtypeStruct(shape, dtype), names=box.names[1:])
+
+
+@memoize
+def check_targets(config: c.TransformerConfig) -> None:
+    """Raise if an adapter has targets that are no linear maps of the model."""
+    if config.adapter is None or config.adapter.targets == "all-linear":
+        return
+    boxes = annotated_parameters(replace(config, adapter=None)).items()
+    names = {target_name(tuple(path.split("/")[:-1])) for path, box in boxes if box.adaptable}
+    if missing := sorted(set(config.adapter.targets) - names):
+        raise ValueError(
+            f"The model has no linear map named {', '.join(missing)} for LoRA.targets; it has "
+            f"{', '.join(sorted(names))}."
+        )

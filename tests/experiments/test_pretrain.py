@@ -245,7 +245,7 @@ def test_a_run_writes_the_numbers_of_every_step_and_of_every_evaluation(whole):
 def test_the_update_is_compiled_once(whole):
     """The update and the evaluation, one program each."""
     _, _, names = whole
-    for program in ("train_step", "per_device"):
+    for program in ("train_step", "summed_losses"):
         assert sum(name.startswith(f"Compiling jit({program})") for name in names) == 1
 
 

@@ -15,7 +15,8 @@ from jaxformer import config as c
 from jaxformer import load_pretrained, save_pretrained, zoo
 from jaxformer.layers import Transformer
 from jaxformer.layers.layouts import arrange_layers
-from jaxformer.layers.parameter_metadata import _annotated_parameters, parameter_metadata
+from jaxformer.layers.parameter_metadata import parameter_metadata
+from jaxformer.layers.transformer import annotated_parameters
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel.memory import estimate_memory
@@ -47,7 +48,7 @@ def params():
     ["gpt-oss-20b", "deepseek-v3", "gemma-4-26b-a4b", "bamba-9b", "bloom-176b", "gopher-280b"],
 )
 def test_a_parameter_that_is_read_in_float32_stays_so_or_is_known_to_be_rounded(name):
-    boxes = _annotated_parameters(zoo.get(name).tiny(), jnp.dtype(jnp.bfloat16))
+    boxes = annotated_parameters(zoo.get(name).tiny(), jnp.dtype(jnp.bfloat16))
     for path, box in boxes.items():
         is_wide = storage_dtype(path, jnp.bfloat16) == jnp.float32
         assert is_wide != path.endswith(ROUNDED) or box.dtype == jnp.bfloat16, path

@@ -10,7 +10,9 @@ import pytest
 from jaxformer import Transformer, generate, inspect, save_pretrained
 from jaxformer.config import GLU, MLP
 from jaxformer.generation import Beam, decode_step, log_likelihoods, prefill, stream, unroll
+from jaxformer.layers.layouts import arrange_layers
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.runtime import RuntimeConfig
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.train_step import init_train_state
 from tests.small_models import BASE, random_params
@@ -87,6 +89,25 @@ def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
         ValueError, match=f"^1 parameter .*: {GATE} is not a parameter of the model\\."
     ):
         TAKING[taking](PLAIN, random_params(BASE))
+
+
+def test_options_of_a_call_hold_nothing_that_a_call_could_change():
+    """Modules and threads share one `RuntimeConfig`: a set in it would collect from all calls."""
+    assert all(isinstance(hash(value), int) for value in vars(RuntimeConfig()).values())
+
+
+@pytest.mark.parametrize("layout", ["stacked", "by_layer"])
+def test_a_name_that_is_not_the_models_is_refused_in_each_layout(layout):
+    config = replace(PLAIN, num_layers=3)
+    params = arrange_layers(config, random_params(config), layout)
+    run = jax.jit(lambda params: Transformer(config).apply({"params": params}, ONE))
+    assert run(params).shape == (*ONE.shape, config.vocab_size)
+    (group,) = params["decoder"].keys() - {"final_norm"}
+    params["decoder"][group]["layer_0"]["feed_forward"]["gate"] = {"kernel": jnp.ones(3)}
+    with pytest.raises(
+        ValueError, match=rf"1 parameter .*: decoder/{group}/layer_0/.*/gate"
+    ):
+        run(params)
 
 
 def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
