@@ -120,4 +120,6 @@ def load_evaluator(run: Evaluate) -> Evaluator:
         dtype=run.dtype,
         layout="stacked",  # one program for each length of batches: a scan compiles faster
     )
-    return Evaluator(model._replace(chat_template=run.chat_template), mesh, run)
+    evaluator = Evaluator(model._replace(chat_template=run.chat_template), mesh, run)
+    model.print_length_warning("contexts have up to", evaluator.length, "Pass a smaller --length.")
+    return evaluator

@@ -155,6 +155,14 @@ class TextGenerator(NamedTuple):
             raise ValueError(f"{where}: {error}") from error
         return Prompt(text, tokens, source)
 
+    def print_length_warning(self, longest_prompt: int) -> bool:
+        """Print where prompt and answer may be longer than the model knows; return whether."""
+        if self.run.rope_scaling is not None:
+            return False
+        what, length = "prompt and new tokens are up to", longest_prompt + self.run.max_new_tokens
+        remedy = "Pass a smaller --max-new-tokens, or scale RoPE by --rope-scaling."
+        return self.model.print_length_warning(what, length, remedy)
+
     def system_messages(self) -> list[dict[str, str]]:
         """The system message, as a list of none or one."""
         return [{"role": "system", "content": self.run.system}] if self.run.system else []
@@ -183,6 +191,7 @@ def main(run: Generate) -> str:
     if run.chat and not run.prompt:
         return chat_loop(generator)
     prompt, source = generator.encode(run.prompt)
+    generator.print_length_warning(len(prompt))
     text = "" if source is not None or run.chat else run.prompt
     print_text(text)
     return text + print_continuation(generator, prompt, source, seed=run.seed)
@@ -242,7 +251,7 @@ def chat_loop(generator: TextGenerator) -> str:
         f"{format_count(num_parameters(model.config))} parameters. An empty line ends the "
         "conversation, Ctrl-C an answer.\n"
     )
-    messages, answer = generator.system_messages(), ""
+    messages, answer, is_warned = generator.system_messages(), "", False
     for seed in count(generator.run.seed):
         print_text("> ")
         user_text = sys.stdin.readline().strip()
@@ -251,6 +260,7 @@ def chat_loop(generator: TextGenerator) -> str:
             return answer
         messages.append({"role": "user", "content": user_text})
         prompt = model.encode_chat(messages)
+        is_warned = is_warned or generator.print_length_warning(len(prompt))
         if conversation is None:
             answer = print_continuation(generator, prompt, seed=seed)
         else:
@@ -268,6 +278,7 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
     """
     run, model, written = generator.run, generator.model, ""
     prompts = [generator.read_line(text, where) for text, where in texts]
+    generator.print_length_warning(max(len(each.tokens) for each in prompts))
     for first in range(0, len(prompts), run.batch_size):
         batch = prompts[first : first + run.batch_size]
         options = generator.generate_kwargs(run.seed + first)

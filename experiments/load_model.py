@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -15,7 +16,7 @@ from jax.typing import DTypeLike
 
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from experiments.training.output_folder import RUN_FILE, tokenizer_digest
-from experiments.training.run_config import AnyRunConfig, context_length
+from experiments.training.run_config import AnyRunConfig, context_length, length_warning
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.interop import fetch_folder, load_adapter, load_config
@@ -67,6 +68,13 @@ class LoadedModel(NamedTuple):
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer and the chat template."""
         return self.adapter_folder or self.folder
+
+    def print_length_warning(self, what: str, length: int, remedy: str) -> bool:
+        """Print to standard error that texts are longer than the model knows; return whether."""
+        known = max(self.config.max_position_embeddings or 0, self.row_length or 0) or None
+        if note := length_warning(what, length, known, remedy):
+            print(note, file=sys.stderr)
+        return note is not None
 
     def encode_prompt(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode the decoder's prompt, and the source of an encoder-decoder."""

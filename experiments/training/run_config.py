@@ -216,6 +216,16 @@ def context_length(model: TransformerConfig) -> int | None:
     return model.max_length or model.max_position_embeddings
 
 
+def length_warning(what: str, length: int, known: int | None, remedy: str) -> str | None:
+    """Sentence about texts beyond the context of a model, or of its training; None within it."""
+    if known is None or length <= known:
+        return None
+    return (
+        f"Warning: {what} {length:,} tokens, but the model knows {known:,} positions "
+        f"(max_position_embeddings, or the rows of its training). {remedy}"
+    )
+
+
 def check_rows(run: Any, program: str) -> None:
     """Raise unless the model is a decoder for the row length, and a part of the data is held out.
 

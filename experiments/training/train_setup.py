@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from experiments.training import object_store as stores
 from experiments.training.memory_checks import check_memory
-from experiments.training.run_config import RunConfig, select_devices
+from experiments.training.run_config import RunConfig, length_warning, select_devices
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig
 from jaxformer.extras import import_extra
@@ -62,7 +62,10 @@ def make_train_setup(
     )
     source_length = max(source_lengths, default=0)
     check_memory(run, mesh, length=length, source_length=source_length, exact=exact)
-    print_length_note(run.model, length)
+    known = run.model.max_position_embeddings
+    remedy = "scale RoPE for a longer context by --model.attention.positions."
+    if note := length_warning("rows have", length, known, f"Pass --length {known}, or {remedy}"):
+        print(note)
     print_export_note(run.model)
     if run.tensorboard:
         import_extra("tensorboardX")
@@ -77,17 +80,6 @@ def make_train_setup(
         attention_implementation=run.attention_implementation,
     )
     return TrainSetup(output, stores.storage_path(run.output or output), mesh, model)
-
-
-def print_length_note(config: TransformerConfig, length: int) -> None:
-    """Print that rows are longer than the context of the model, where its positions have no end."""
-    known = config.max_position_embeddings
-    if known is not None and length > known:
-        print(
-            f"Warning: rows have {length:,} tokens, but the model knows {known:,} positions "
-            f"(max_position_embeddings). Pass --length {known}, or scale RoPE for a longer context "
-            "by --model.attention.positions."
-        )
 
 
 def print_export_note(config: TransformerConfig) -> None:

@@ -16,18 +16,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.config.attention.layer_sizes import KVCache, LatentCache, SharedCache
-from jaxformer.generation.decode import _check_finite, _prepare
+from jaxformer.generation.decode import check_logits_finite, prepare_inputs
 from jaxformer.generation.decode_loop import (
     DecodeConfig,
     DecodeState,
-    _append_token,
-    _logits_finite,
-    _mask_unused_ids,
+    append_token,
     decode_next,
+    logits_finite,
+    mask_unused_ids,
 )
 from jaxformer.generation.prompts import Request, make_request, num_processed_tokens
 from jaxformer.generation.samplers import Greedy, Sampler
-from jaxformer.generation.steps import Context, _cache_specs, _last_logits
+from jaxformer.generation.steps import Context, cache_specs, last_logits
 from jaxformer.layers import Cache, Transformer, empty_cache
 from jaxformer.layers.cache import (
     EMPTY_SLOT_POSITION,
@@ -83,7 +83,7 @@ class Conversation:
         self._request_options = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
         request = make_request(config, [[0]], max_new_tokens=1, **self._request_options)
         key = jax.random.key(0)
-        self._params, self._request, _ = _prepare(options, params, request, key)
+        self._params, self._request, _ = prepare_inputs(options, params, request, key)
         self._options = options
         self._context: Context | None = None
         self._tokens: list[int] = []  # in the cache
@@ -107,7 +107,7 @@ class Conversation:
         key = jax.random.key(0) if key is None else key
         logits, context = self._read(tokens)
         state = _start_answer(options, self._request, key, logits, context, len(tokens))
-        _check_finite(state.prompt_logits_finite)
+        check_logits_finite(state.prompt_logits_finite)
         try:
             while True:
                 tokens.append(int(np.asarray(state.last_token).flat[0]))
@@ -177,7 +177,7 @@ def _shardings(options: DecodeConfig) -> Any:
     if mesh is None:
         return jax.devices()[0]
     rows, tensor = batch_spec(mesh.shape)[0], "tensor" if mesh.shape.get("tensor", 1) > 1 else None
-    specs: Any = (P(rows), _cache_specs(rows, tensor))
+    specs: Any = (P(rows), cache_specs(rows, tensor))
     is_spec = lambda x: isinstance(x, P)  # noqa: E731
     return Context(*jax.tree.map(lambda x: NamedSharding(mesh, x), specs, is_leaf=is_spec))
 
@@ -219,7 +219,7 @@ def _read_chunk(
         length=jnp.full_like(cache.length, kept),
         min_rope_length=jnp.full_like(cache.length, length),
     )
-    logits, cache = _last_logits(
+    logits, cache = last_logits(
         Transformer(options.config, dtype=options.dtype),
         options.mesh,
         params,
@@ -230,7 +230,7 @@ def _read_chunk(
     )
     slots = jnp.where(is_token, kept + places, context.tokens.shape[-1])
     tokens = F.write_slots(context.tokens, chunk, slots)
-    return _mask_unused_ids(logits, request.vocab_size), Context(tokens, cache)
+    return mask_unused_ids(logits, request.vocab_size), Context(tokens, cache)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
@@ -254,6 +254,6 @@ def _start_answer(
         ),
         context=context,
         num_generated=jnp.int32(0),
-        prompt_logits_finite=_logits_finite(options, logits),
+        prompt_logits_finite=logits_finite(options, logits),
     )
-    return _append_token(options, request, key, state, logits)
+    return append_token(options, request, key, state, logits)

@@ -118,12 +118,12 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    params, padded_request, key = _prepare(options, params, request, key)
+    params, padded_request, key = prepare_inputs(options, params, request, key)
     if isinstance(sampler, Beam):
         tokens, finite = decode_with_beams(options, params, padded_request)
     else:
         tokens, finite = decode_tokens(options, params, padded_request, key)
-    _check_finite(finite)
+    check_logits_finite(finite)
     *batch_shape, width = request.prompt.shape
     tokens = tokens if mesh is None else tokens[: request.lengths.size].reshape(*batch_shape, -1)
     return tokens[..., : width + max_new_tokens]
@@ -167,7 +167,7 @@ def stream(
         raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
     options = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh, sampler)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
-    decode_inputs = _prepare(options, params, request, key)
+    decode_inputs = prepare_inputs(options, params, request, key)
 
     def last_tokens(state: DecodeState) -> Int[np.ndarray, "*batch"]:
         tokens = np.asarray(state.last_token)[: request.lengths.size]
@@ -175,7 +175,7 @@ def stream(
 
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
         state = start_decoding(options, *decode_inputs)
-        _check_finite(state.prompt_logits_finite)
+        check_logits_finite(state.prompt_logits_finite)
         yield last_tokens(state)
         while int(state.num_generated) < max_new_tokens and not bool(jnp.all(state.is_done)):
             state = decode_next(options, *decode_inputs, state)
@@ -184,7 +184,7 @@ def stream(
     return tokens()
 
 
-def _prepare(
+def prepare_inputs(
     options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray | None
 ) -> tuple[Any, Request, PRNGKeyArray]:
     """Check the arguments, and return them as the compiled loops take them."""
@@ -220,6 +220,7 @@ def _shard_inputs(
     )
 
 
-def _check_finite(finite: Bool[Array, ""]) -> None:
+def check_logits_finite(finite: Bool[Array, ""]) -> None:
+    """Raise unless all logits of the prompts were finite."""
     if not finite:
         raise ValueError("Logits of the prompt are NaN or infinite; check the parameters.")

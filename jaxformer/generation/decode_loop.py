@@ -43,7 +43,8 @@ class DecodeState(NamedTuple):
     prompt_logits_finite: Bool[Array, ""]  # whether all logits of the prompts were finite
 
 
-def _mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
+def mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
+    """Return the logits, with -inf for ids that must not be generated."""
     is_allowed = jnp.arange(logits.shape[-1]) < vocab_size
     return jnp.where(jnp.broadcast_to(is_allowed, logits.shape), logits, -jnp.inf)
 
@@ -69,10 +70,11 @@ def _prefill(
         dtype=options.dtype,
         mesh=options.mesh,
     )
-    return _mask_unused_ids(logits, request.vocab_size), context
+    return mask_unused_ids(logits, request.vocab_size), context
 
 
-def _logits_finite(options: DecodeConfig, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
+def logits_finite(options: DecodeConfig, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
+    """Return whether the largest logit of every row is finite."""
     return _replicate(options, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
 
 
@@ -91,12 +93,12 @@ def _start_decoding(
         seen_tokens=F.seen_tokens(jnp.where(is_prompt, prompt, -1), options.config.vocab_size),
         context=context,
         num_generated=jnp.int32(0),
-        prompt_logits_finite=_logits_finite(options, logits),
+        prompt_logits_finite=logits_finite(options, logits),
     )
-    return _append_token(options, request, key, state, logits)
+    return append_token(options, request, key, state, logits)
 
 
-def _append_token(
+def append_token(
     options: DecodeConfig,
     request: Request,
     key: PRNGKeyArray,
@@ -132,7 +134,7 @@ def _decode_logits(
     logits, context = decode_step(
         options.config, params, tokens, context, dtype=options.dtype, mesh=options.mesh
     )
-    return _mask_unused_ids(logits, request.vocab_size), context
+    return mask_unused_ids(logits, request.vocab_size), context
 
 
 def _decode_next(
@@ -140,7 +142,7 @@ def _decode_next(
 ) -> DecodeState:
     """One decode step, then sample the next token."""
     logits, context = _decode_logits(options, params, request, state.last_token, state.context)
-    return _append_token(options, request, key, state._replace(context=context), logits)
+    return append_token(options, request, key, state._replace(context=context), logits)
 
 
 def _repeat_last_token(
@@ -195,7 +197,7 @@ def decode_with_beams(
     tokens = F.write_slots(tokens, beams.tokens[:, 0].astype(tokens.dtype), slots)
     tokens = _repeat_last_token(tokens, rows.lengths + beams.lengths[:, 0])
     tokens = tokens.reshape(*request.prompt.shape[:-1], -1)
-    return _replicate(options, tokens), _logits_finite(options, logits)
+    return _replicate(options, tokens), logits_finite(options, logits)
 
 
 def _replicate(options: DecodeConfig, x: Array) -> Array:

@@ -90,7 +90,7 @@ def prefill(
         last = jnp.clip(lengths - 1 - start, 0, chunk - 1)[..., None]
         segments = (positions < lengths[..., None]).astype(jnp.int32)
         inputs = {"segments": segments, "cache": cache, "logits_at": last, **encoded}
-        return _last_logits(model, mesh, params, tokens, cache_is_empty=cache_is_empty, **inputs)
+        return last_logits(model, mesh, params, tokens, cache_is_empty=cache_is_empty, **inputs)
 
     def read_next_chunk(carry: tuple[Array, Cache], start: Int[Array, ""]):
         logits_so_far, cache = carry
@@ -142,7 +142,7 @@ def decode_step(
     length = cache.length + 1
 
     def decode_token() -> tuple[Array, Cache]:
-        return _last_logits(model, mesh, params, tokens[..., None], cache=cache)
+        return last_logits(model, mesh, params, tokens[..., None], cache=cache)
 
     def recompute_cache() -> tuple[Array, Cache]:
         inputs = {
@@ -150,7 +150,7 @@ def decode_step(
             "cache": _clear(cache)._replace(min_rope_length=length),
             "logits_at": length[..., None] - 1,
         }
-        return _last_logits(model, mesh, params, all_tokens, cache_is_empty=True, **inputs)
+        return last_logits(model, mesh, params, all_tokens, cache_is_empty=True, **inputs)
 
     ropes = (layer.rope for layer in config.layers)
     if not any(rope is not None and rope.depends_on_length for rope in ropes):
@@ -162,7 +162,7 @@ def decode_step(
     return logits, Context(all_tokens, cache)
 
 
-def _last_logits(
+def last_logits(
     model: Transformer,
     mesh: Mesh | None,
     params: Any,
@@ -181,20 +181,20 @@ def _last_logits(
 
     if mesh is not None:
         rows, tensor = batch_spec(mesh.shape)[0], model.mesh_axes.tensor
-        cache_specs = _cache_specs(rows, tensor)
+        specs_of_cache = cache_specs(rows, tensor)
         param_specs = parameter_specs(model.config, mesh.shape, layout_of(params))
-        specs = {name: cache_specs if name == "cache" else P(rows) for name in inputs}
+        specs = {name: specs_of_cache if name == "cache" else P(rows) for name in inputs}
         apply = jax.shard_map(
             apply,
             mesh=mesh,
             in_specs=(param_specs, P(rows), specs),
-            out_specs=(P(rows, None, tensor), cache_specs),
+            out_specs=(P(rows, None, tensor), specs_of_cache),
         )
     logits, cache = apply(params, tokens, inputs)
     return logits[..., 0, :], cache
 
 
-def _cache_specs(rows: Any, heads: str | None) -> Any:
+def cache_specs(rows: Any, heads: str | None) -> Any:
     """PartitionSpecs of a cache: rows and KV heads are sharded."""
     parts: Any = {
         "first_layers": P(rows, heads),

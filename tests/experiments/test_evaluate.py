@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,16 @@ def test_a_window_slides_over_what_is_longer(folder):
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     wide = run(folder, text="x.jsonl", length=5)["text"]
     assert wide["tokens"] == figures["tokens"] and wide["bits_per_byte"] != figures["bits_per_byte"]
+
+
+def test_contexts_beyond_those_of_the_model_are_named(folder, tmp_path, capsys):
+    short = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 20}
+    (short / "config.json").write_text(json.dumps(settings))
+    for length, is_named in ((None, False), (20, False), (21, True)):
+        evaluator.load_evaluator(Evaluate(checkpoint=short, choices=Path("x"), length=length))
+        warning = "Warning: contexts have up to 21 tokens, but the model knows 20 positions "
+        assert capsys.readouterr().err.startswith(warning) == is_named
 
 
 def test_of_instructions_the_answers_are_measured(folder):

@@ -392,6 +392,39 @@ def test_an_interrupt_ends_an_answer_and_not_the_conversation(assistant, monkeyp
     assert capsys.readouterr().out.count("> ") >= 3
 
 
+@pytest.mark.parametrize("asked", ["prompt", "chat", "prompts"])
+def test_texts_beyond_the_context_of_a_model_are_named_once(
+    asked, assistant, tmp_path, monkeypatch, capsys
+):
+    folder = shutil.copytree(assistant, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 1024}))
+    (tmp_path / "asked.txt").write_text("Hi\nGo on\nNo\n")
+    fields = {
+        "prompt": {"prompt": "Go on"},
+        "chat": {"chat": True},
+        "prompts": {"prompts": tmp_path / "asked.txt", "output": tmp_path / "said.jsonl"},
+    }[asked]
+    backend = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = written(("user", "Go on")) if asked == "chat" else "Go on"
+    fitting = 1024 - len(backend.encode(prompt).ids)
+    monkeypatch.setattr(generate, "stream", lambda *_, **__: iter(()))
+    monkeypatch.setattr(generate, "generate", lambda c, p, rows, **_: np.full((len(rows), 9), 1))
+    monkeypatch.setattr(generate.Conversation, "answer", lambda *_, **__: (x for x in ()))
+    for count in (fitting, fitting + 1):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Go on\n" + "And now?\n" * (count > fitting)))
+        generate.main(generate.Generate(checkpoint=folder, max_new_tokens=count, **fields))
+        assert capsys.readouterr().err == (
+            "Warning: prompt and new tokens are up to 1,025 tokens, but the model knows 1,024 "
+            "positions (max_position_embeddings, or the rows of its training). Pass a smaller "
+            "--max-new-tokens, or scale RoPE by --rope-scaling.\n"
+        ) * (count > fitting)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Go on\n"))
+    scaled = {"rope_scaling": LinearScaling(factor=4.0), "max_new_tokens": 2048, **fields}
+    generate.main(generate.Generate(checkpoint=folder, **scaled))
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.slow
 def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):

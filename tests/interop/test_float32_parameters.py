@@ -16,8 +16,8 @@ from jaxformer import load_pretrained, save_pretrained, zoo
 from jaxformer.layers import Transformer
 from jaxformer.layers.layouts import arrange_layers
 from jaxformer.layers.parameter_metadata import parameter_metadata
-from jaxformer.layers.transformer import annotated_parameters
 from jaxformer.layers.parameters import storage_dtype
+from jaxformer.layers.transformer import annotated_parameters
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel.memory import estimate_memory
 from jaxformer.training.train_step import init_train_state

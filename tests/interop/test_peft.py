@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -13,15 +14,28 @@ from safetensors.numpy import load_file, save_file
 
 from jaxformer import Transformer, zoo
 from jaxformer import config as c
-from jaxformer.interop import load_adapter, load_pretrained, save_adapter, save_pretrained
+from jaxformer.interop import (
+    load_adapter,
+    load_config,
+    load_pretrained,
+    save_adapter,
+    save_pretrained,
+)
+from jaxformer.interop.peft.modules import adaptable_modules, tensor_mappings
 from jaxformer.layers import merge_lora
 from jaxformer.layers.lora import is_adapter
+from tests.interop.golden_files import NAMES, read_golden
+from tests.interop.golden_files import write_folder as write_golden_folder
+from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 from tests.small_models import random_params
 
 LORA = c.LoRA(rank=2, alpha=3.0)
 # Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
 MODELS = ("llama-2-7b", "gpt-2-xl", "gpt-neox-20b", "phi-3-mini")
 TOKENS = jnp.arange(14).reshape(2, 7)
+ADAPTER_FILES = ("model.safetensors", "config.json")
+NOT_IN_TRANSFORMERS = {*REFERENCES_WITHOUT_FAMILY, "qwen1_14b", "ref_phi3_small"}
+NOT_IN_TRANSFORMERS |= {"ref_baichuan2_7b", "ref_baichuan2_13b"}
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
@@ -240,6 +254,43 @@ def test_patterns_are_regular_expressions_as_in_peft(tmp_path):
         np.testing.assert_allclose(b[1], plain[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name, here, in_files",
+    [
+        ("gpt-neox-20b", "lm_head", "embed_out"),
+        ("nemotron-3-nano", "model.embeddings", "backbone.embeddings"),
+    ],
+)
+def test_modules_have_the_names_of_transformers_5_or_of_4(name, here, in_files, tmp_path):
+    target = "head" if here == "lm_head" else "embedding"
+    config = replace(zoo.get(name).tiny(), adapter=replace(LORA, targets=(target,)))
+    params = random_params(config)
+    save_adapter(tmp_path / "x", config, params)
+    weights, settings = (tmp_path / "x" / f"adapter_{end}" for end in ADAPTER_FILES)
+    tensors = load_file(weights)
+    assert all(key.startswith(f"base_model.model.{here}.lora_") for key in tensors)
+    assert json.loads(settings.read_text())["target_modules"] == [here.rpartition(".")[2]]
+    patterns = {"rank_pattern": {in_files: 2}, "alpha_pattern": {in_files: 6.0}, "r": 7}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | patterns))
+    save_file({key.replace(here, in_files): x for key, x in tensors.items()}, weights)
+    read = load_adapter(tmp_path / "x", *split(config, params))
+    assert read.config.adapter.alpha == 6.0
+    expected = flatten_dict(params, sep="/")
+    for path, x in flatten_dict(read.params, sep="/").items():
+        np.testing.assert_array_equal(x, expected[path])
+
+
+def test_dense_modules_beside_experts_of_the_same_name_are_named_in_full(tmp_path):
+    """Else PEFT would adapt the experts too."""
+    adapter = replace(LORA, targets=("up", "down"))
+    config = replace(zoo.get("switch-base-8").tiny(), adapter=adapter)
+    save_adapter(tmp_path / "x", config, random_params(config))
+    settings = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
+    name = r"(en|de)coder\.block\.\d+\.layer\.[12]\.mlp\.w[io]"
+    assert settings["target_modules"]
+    assert all(re.fullmatch(name, each) for each in settings["target_modules"])
+
+
 def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
     config = replace(zoo.get("phi-3-mini").tiny(), adapter=LORA)
     params = draw(config)
@@ -380,7 +431,7 @@ def test_every_folder_of_peft_has_its_logits_both_ways(base_fields, fields, tmp_
     reason = "compares with PEFT: pip install 'jaxformer[parity]'"
     torch = pytest.importorskip("torch", reason=reason)
     transformers = pytest.importorskip("transformers", reason=reason)
-    peft = pytest.importorskip("peft", reason=reason)
+    pytest.importorskip("peft", reason=reason)
     torch.manual_seed(0)
     sizes = {"vocab_size": 53, "hidden_size": 48, "intermediate_size": 29, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 6, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -388,6 +439,14 @@ def test_every_folder_of_peft_has_its_logits_both_ways(base_fields, fields, tmp_
     model = transformers.LlamaForCausalLM(base_config)
     model.save_pretrained(tmp_path / "base")
     model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    compare_with_peft(model, fields, tmp_path)
+
+
+def compare_with_peft(model, fields, tmp_path):
+    """Logits of an adapted model whose base is in a folder, as read here, and written back."""
+    import peft
+    import torch
+
     model = peft.get_peft_model(model, peft.LoraConfig(r=3, lora_alpha=5, **fields)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -400,7 +459,53 @@ def test_every_folder_of_peft_has_its_logits_both_ways(base_fields, fields, tmp_
     largest = np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
     save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
-    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    options = {"experts_implementation": "eager"}
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours", **options).eval()
     with torch.no_grad():
         back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
     np.testing.assert_allclose(back, expected, atol=1e-5 * largest)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "name, fields",
+    [
+        ("gpt_neox", {"target_modules": ["dense", "lm_head", "embed_in"]}),
+        ("gpt_neox", {"target_modules": ["dense"], "modules_to_save": ["lm_head"]}),
+        ("nemotron_h", {"target_modules": ["q_proj", "up_proj", "embeddings", "lm_head"]}),
+        ("nemotron_h", {"target_modules": ["q_proj"], "modules_to_save": ["norm_f"]}),
+        ("hy_v3", {"target_modules": r".*shared_experts\.up_proj"}),
+        ("kimi_linear", {"target_modules": ["f_a_proj", "f_b_proj"]}),
+        ("olmo_hybrid", {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]}),
+        ("opt_350m", {"target_modules": "all-linear"}),
+        ("opt_350m", {"target_modules": ["fc1"], "modules_to_save": ["project_in", "project_out"]}),
+    ],
+)
+def test_modules_with_other_names_in_files_have_their_logits_both_ways(name, fields, tmp_path):
+    reason = "compares with PEFT: pip install 'jaxformer[parity]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    pytest.importorskip("peft", reason=reason)
+    write_golden_folder(read_golden(name), tmp_path / "base")
+    torch.manual_seed(0)
+    options = {"dtype": torch.float32, "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", **options)
+    compare_with_peft(model, fields, tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", sorted(set(NAMES) - NOT_IN_TRANSFORMERS))
+def test_modules_are_named_as_in_transformers(name, tmp_path):
+    reason = "compares with transformers: pip install 'jaxformer[parity]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    golden = read_golden(name)
+    (tmp_path / "config.json").write_text(json.dumps(golden.config))
+    kind = getattr(transformers, golden.config["architectures"][0])
+    with torch.device("meta"):
+        model = kind(transformers.AutoConfig.from_pretrained(tmp_path))
+    config = load_config(tmp_path)
+    modules = {m.name for m in adaptable_modules(config, tensor_mappings(config), "stacked")}
+    assert modules and modules <= {module for module, _ in model.named_modules()}

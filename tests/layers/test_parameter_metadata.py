@@ -104,9 +104,7 @@ def test_a_name_that_is_not_the_models_is_refused_in_each_layout(layout):
     assert run(params).shape == (*ONE.shape, config.vocab_size)
     (group,) = params["decoder"].keys() - {"final_norm"}
     params["decoder"][group]["layer_0"]["feed_forward"]["gate"] = {"kernel": jnp.ones(3)}
-    with pytest.raises(
-        ValueError, match=rf"1 parameter .*: decoder/{group}/layer_0/.*/gate"
-    ):
+    with pytest.raises(ValueError, match=rf"1 parameter .*: decoder/{group}/layer_0/.*/gate"):
         run(params)
 
 

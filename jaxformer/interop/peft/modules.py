@@ -1,6 +1,7 @@
 """Modules of a Hugging Face model that hold our kernels: names, tensors and shapes."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,26 @@ from jaxformer.layers.parameter_metadata import parameter_metadata
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+AS_MLP = (r"\.block_sparse_moe\.", ".mlp.")
+PLAIN_ROUTER = ((r"\.router\.layer\.", ".router."),)
+# Modules that transformers 5 names otherwise than the files: patterns and replacements.
+MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "gpt_neox": ((r"^embed_out\.", "lm_head."),),
+    "granitemoe": PLAIN_ROUTER,
+    "granitemoehybrid": PLAIN_ROUTER,
+    "granitemoeshared": PLAIN_ROUTER,
+    "hy_v3": ((r"\.shared_mlp\.", ".shared_experts."), (r"\.router\.gate\.", ".gate.")),
+    "kimi_linear": (AS_MLP, (r"\.(f_[ab]_proj)\.", r".forget_gate.\1.")),
+    "minimax": (AS_MLP,),
+    "minimax_m2": (AS_MLP,),
+    "mixtral": (AS_MLP,),
+    "nemotron_h": ((r"^backbone\.", "model."),),
+    "olmo_hybrid": (
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    ),
+    "phimoe": (AS_MLP, (r"\.gate\.", ".router.")),
+}
 
 
 class ModuleAdapter(NamedTuple):
@@ -52,12 +73,27 @@ class ModuleAdapter(NamedTuple):
         ]
 
 
-def tensor_mappings(config: c.TransformerConfig, layout: Layout = "stacked") -> list[TensorMapping]:
-    """Mapping of every tensor of the Hugging Face model; of a head also where it is tied."""
+def tensor_mappings(
+    config: c.TransformerConfig, layout: Layout = "stacked", *, stored: Container[str] = ()
+) -> list[TensorMapping]:
+    """Mapping of every tensor of the Hugging Face model; of a head also where it is tied.
+
+    Args:
+        config: The model.
+        layout: Layout of its parameters.
+        stored: Modules of a folder, which of transformers 4 are named as in the files.
+    """
     base = replace(config, adapter=None)
     family, values = choose_family(base, {})
     rules, untied = family.mapping_for(values), with_own_head(base)
-    return expand_mapping(rules, untied, parameter_shapes(untied, layout))
+    mappings = []
+    for mapping in expand_mapping(rules, untied, parameter_shapes(untied, layout)):
+        name = mapping.hf_name
+        if name.rpartition(".")[0] not in stored:
+            for pattern, replacement in MODULE_RENAMES.get(family.model_type, ()):
+                name = re.sub(pattern, replacement, name)
+        mappings.append(mapping._replace(hf_name=name))
+    return mappings
 
 
 def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,10 @@ def load_adapter(
     check_parameters(replace(config, adapter=None), params)
     layout, tensors = layout_of(params), _read_tensors(path)
     whole = {_whole_name(name): x for name, x in tensors.items() if _end(name) is None}
-    base, arrays = _resized(replace(config, adapter=None), whole), flatten_dict(params, sep="/")
-    mappings = tensor_mappings(base, layout)
+    named = partial(tensor_mappings, stored={_module_name(name) for name in tensors})
+    base, arrays = replace(config, adapter=None), flatten_dict(params, sep="/")
+    base = _resized(base, named(base), whole)
+    mappings = named(base, layout)
     if base.head.tied and _changes_one_end(mappings, tensors):
         base = with_own_head(base)
         arrays[HEAD_PATH] = arrays[EMBEDDING_PATH].T
@@ -107,7 +110,7 @@ def load_adapter(
     check_parameters(base, unflatten_dict(arrays, sep="/"))
     by_module = _group_by_module(path, tensors)
     columns = {name: _used_columns(path, modules[name], x) for name, x in by_module.items()}
-    trained = _trained(path, settings, tensor_mappings(base), tensors)
+    trained = _trained(path, settings, named(base), tensors)
     lora, scales = _read_lora(settings, modules, by_module, columns, trained)
     settings.check(str(folder / ADAPTER_CONFIG), unread=False, hint=MERGE_HINT)
     adapted = replace(base, adapter=lora)
@@ -166,9 +169,11 @@ def _module_name(name: str) -> str:
     return _whole_name(name).rpartition(".")[0] if end is None else name.removesuffix(end)
 
 
-def _resized(base: c.TransformerConfig, whole: Mapping[str, np.ndarray]) -> c.TransformerConfig:
+def _resized(
+    base: c.TransformerConfig, mappings: list[TensorMapping], whole: Mapping[str, np.ndarray]
+) -> c.TransformerConfig:
     """Return the model with as many tokens as the table of the folder, if there is one."""
-    names = [x.hf_name for x in tensor_mappings(base) if x.slices[0].path == EMBEDDING_PATH]
+    names = [x.hf_name for x in mappings if x.slices[0].path == EMBEDDING_PATH]
     rows = [len(whole[name]) for name in names if name in whole]
     return replace(base, vocab_size=rows[0]) if rows else base
 

@@ -99,7 +99,7 @@ def write_adapter(
         **_settings(lora, modules, arrays),
         "task_type": "SEQ_2_SEQ_LM" if config.topology.is_encoder_decoder else "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "target_modules": _short_names(modules, adaptable),
+        "target_modules": _short_names(modules, mappings),
         "modules_to_save": whole_modules or None,
     }
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
@@ -194,11 +194,11 @@ def _module_tensors(module: ModuleAdapter, arrays: Mapping[str, Any]) -> dict[st
     return tensors
 
 
-def _short_names(chosen: list[ModuleAdapter], modules: list[ModuleAdapter]) -> list[str]:
+def _short_names(chosen: list[ModuleAdapter], mappings: list[TensorMapping]) -> list[str]:
     """target_modules: last parts of the names where all modules of these are adapted."""
     names = {m.name for m in chosen}
     by_end: dict[str, set[str]] = {}
-    for m in modules:
-        by_end.setdefault(m.name.rpartition(".")[2], set()).add(m.name)
+    for name in (x.hf_name.rpartition(".")[0] for x in mappings):
+        by_end.setdefault(name.rpartition(".")[2], set()).add(name)
     ends = {end for end, every in by_end.items() if every <= names}
     return sorted(ends | {name for name in names if name.rpartition(".")[2] not in ends})
