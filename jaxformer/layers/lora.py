@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.parameter import parse_logical_axes
-from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.parameters import sharded_parameter, storage_dtype
 from jaxformer.layers.runtime import apply_dropout
 
 SHARDED_OVER_TENSOR = {"heads", "kv_heads", "hidden", "vocabulary"}
@@ -173,3 +173,17 @@ def join_parameters(frozen: Any, trained: Any) -> Any:
         The one tree of the model's parameters.
     """
     return unflatten_dict(flatten_dict(frozen) | flatten_dict(trained)) if frozen else trained
+
+
+def cast_frozen(lora: c.LoRA | None, params: Any) -> Any:
+    """Return parameters in the dtypes of training.
+
+    Trained parameters are float32, frozen ones `LoRA.base_dtype`, but for those that
+    `storage_dtype` keeps in float32.
+    """
+    split = split_parameters(lora, params)
+    frozen, trained = (flatten_dict(tree, sep="/") for tree in split)
+    dtype = "float32" if lora is None else lora.base_dtype
+    frozen = {path: x.astype(storage_dtype(path, dtype)) for path, x in frozen.items()}
+    trained = {path: x.astype(jnp.float32) for path, x in trained.items()}
+    return unflatten_dict({**frozen, **trained}, sep="/")

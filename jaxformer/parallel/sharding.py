@@ -1,12 +1,12 @@
 """Shardings of parameters, optimizer state and batches on a mesh."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -14,9 +14,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.layers.layouts import Layout
-from jaxformer.layers.lora import split_parameters
+from jaxformer.layers.lora import cast_frozen
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
-from jaxformer.layers.parameters import storage_dtype
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.parallel.mesh import BATCH_AXES
 
@@ -57,8 +56,6 @@ def parameter_shardings(config: TransformerConfig, mesh: Mesh, layout: Layout = 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
     """ShapeDtypeStructs of the parameters in training, with shardings if a mesh is given.
 
-    Frozen parameters are in `LoRA.base_dtype`, but for those that `storage_dtype` keeps in float32.
-
     Args:
         config: Model configuration.
         mesh: Device mesh; None for no shardings.
@@ -67,15 +64,14 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
         A tree of `jax.ShapeDtypeStruct` with the structure of the parameters.
     """
 
-    def abstract_leaf(path: str, x: ParameterMetadata) -> jax.ShapeDtypeStruct:
+    def abstract_leaf(x: ParameterMetadata, stored: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = None if mesh is None else NamedSharding(mesh, x.partition_spec(mesh.shape))
-        dtype = storage_dtype(path, lora.base_dtype) if lora and path in frozen else jnp.float32
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(x.shape, stored.dtype, sharding=sharding)
 
-    lora, metadata = config.adapter, parameter_metadata(config)
-    frozen = flatten_dict(split_parameters(lora, metadata).frozen, sep="/")
-    leaves = flatten_dict(metadata, sep="/").items()
-    return unflatten_dict({path: abstract_leaf(path, x) for path, x in leaves}, sep="/")
+    metadata = parameter_metadata(config)
+    wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), metadata)
+    stored = jax.eval_shape(partial(cast_frozen, config.adapter), wide)
+    return jax.tree.map(abstract_leaf, metadata, stored)
 
 
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:

@@ -18,10 +18,9 @@ from jaxformer import functional as F
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.layers.layouts import arrange_layers, layout_of
-from jaxformer.layers.lora import is_adapter, join_parameters, split_parameters
+from jaxformer.layers.lora import cast_frozen, is_adapter, join_parameters, split_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
 from jaxformer.parallel import (
-    abstract_parameters,
     active_mesh_axes,
     batch_spec,
     check_divisible,
@@ -169,9 +168,8 @@ def _init_state(
             {"params": params}, dummy_tokens, source=source, mutable="params", rngs={"params": key}
         )
         params = variables["params"]
-    stored = abstract_parameters(model.config, None)
-    params = jax.tree.map(lambda x, like: x.astype(like.dtype), params, stored)
-    frozen, trained = split_parameters(model.config.adapter, params)
+    adapter = model.config.adapter
+    frozen, trained = split_parameters(adapter, cast_frozen(adapter, params))
     step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(trained)
     return TrainState(step, frozen, trained, opt_state, init_skip_state())
 
