@@ -18,6 +18,7 @@ from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained, save_pretrained
 from jaxformer.config import GatedNorm, HybridHeads, LinearAttention
 from jaxformer.generation import Greedy
+from jaxformer.interop.load import read_pretrained
 from jaxformer.interop.safetensors_files import read_folder_headers
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -285,7 +286,7 @@ def test_multipliers_that_weights_absorb_stay_in_config_json(exported, tmp_path)
     assert values.items() >= multipliers.items()
     weights = [(x / "model.safetensors").read_bytes() for x in (theirs, again)]
     assert weights[0] == weights[1]
-    _, params = load_pretrained(again)
+    _, params = read_pretrained(again, layout="stacked")
     assert all(map(np.array_equal, *map(jax.tree.leaves, (params, random_params(config)))))
 
 
