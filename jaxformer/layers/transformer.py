@@ -292,12 +292,16 @@ def annotated_parameters(
     Returns:
         Their `AnnotatedParameter`s, from abstract evaluation of `init`.
     """
-    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    source = tokens if config.topology.is_encoder_decoder else None
-    # "auto" would ask which kernels the device has.
-    options: Any = dict(annotate_axes=True, attention_implementation="xla")
-    init = Transformer(config, dtype, **options).init
-    variables = jax.eval_shape(init, jax.random.key(0), tokens, source=source)
+    has_encoder = config.topology.is_encoder_decoder
+
+    def init() -> Any:  # what it makes is abstract, so that no device is asked for
+        tokens = jnp.zeros((1, 2), jnp.int32)
+        # "auto" would ask which kernels the device has.
+        options: Any = dict(annotate_axes=True, attention_implementation="xla")
+        source = tokens if has_encoder else None
+        return Transformer(config, dtype, **options).init(jax.random.key(0), tokens, source=source)
+
+    variables = jax.eval_shape(init)
     boxes = flatten_dict(variables["params"], sep="/")
     return boxes if layout == "stacked" else split_layers(config, boxes, _box_of_layer)
 
