@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 
 from jaxformer import config as c
+from jaxformer.interop.config_fields import (
+    ConfigField,
+    Field,
+    Options,
+    Unused,
+    nested,
+    read_options,
+    with_options,
+)
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
@@ -23,10 +32,9 @@ class Family:
     Attributes:
         model_type: `model_type` in config.json.
         architecture: The transformers class for `architectures` in config.json.
-        read: Function from config.json to our configuration; it leaves unsupported attributes
-            unread.
-        write: Function from our configuration to the most similar config.json, or None if there is
-            none. The caller reads the result back to check that it is equal.
+        template: A configuration of the family, with any sizes.
+        fields: What config.json says, in the order in which it is read. What no field reads is not
+            supported.
         mapping: Mapping of tensors to parameters.
         ignored_tensors: Patterns (of the whole name) of tensors that are not parameters, such as
             masks and frequencies.
@@ -48,8 +56,8 @@ class Family:
 
     model_type: str
     architecture: str
-    read: Callable[[ConfigReader], c.TransformerConfig]
-    write: Callable[[c.TransformerConfig], dict[str, Any] | None]
+    template: c.TransformerConfig
+    fields: tuple[ConfigField, ...]
     mapping: ParamMapping
     _: KW_ONLY
     ignored_tensors: tuple[str, ...] = INV_FREQ_PATTERNS
@@ -61,6 +69,41 @@ class Family:
     lm_head_optional: bool = False
     attention_types: tuple[type, ...] = (c.MultiHead,)
     in_transformers: bool = True
+
+    def read(self, reader: ConfigReader) -> c.TransformerConfig:
+        """Read config.json; attributes that are not supported stay unread."""
+        return with_options(self.template, read_options(reader, self.fields))
+
+    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+        """The most similar config.json, or None if there is none.
+
+        The caller reads the result back to check that it is equal.
+        """
+        if type(config.topology) is not type(self.template.topology):
+            return None
+        plain = self._with_template_kinds(config)
+        entries = dict[str, Any]()
+        for row in self.fields:
+            written = row.write(plain if isinstance(row, Field) else config)
+            if written is None:
+                return None
+            entries |= written
+        return nested(entries)
+
+    def _with_template_kinds(self, config: c.TransformerConfig) -> c.TransformerConfig:
+        """The model as if all layers had its first attention and network of the template's kind."""
+        kind, network = type(self.template.attention), type(self.template.feed_forward[0])
+        if type(config.attention) is kind and type(config.feed_forward[0]) is network:
+            return config
+        attentions = (part for layer in config.layers for part in layer.attention.parts)
+        networks = (branch for branch in config.feed_forward if type(branch) is network)
+        width = config.model_dim
+        lacking = c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=width, positions=(None,))
+        return replace(
+            config,
+            attention=next((x for x in attentions if type(x) is kind), lacking),
+            feed_forward=(next(networks, config.feed_forward[0]),),
+        )
 
     def mapping_for(self, values: Mapping[str, Any]) -> ParamMapping:
         """The mapping under this config.json."""
@@ -98,6 +141,29 @@ class Family:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)
 
 
+@dataclass(frozen=True)
+class TextPart:
+    """The text model of a model that also reads images, which is written alone.
+
+    Attributes:
+        text: The family of the text model.
+        tied: Function from the whole config.json, and whether the text model's head is tied, to
+            whether the head is.
+    """
+
+    text: Family
+    tied: Callable[[ConfigReader, bool], bool]
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The options of the text model."""
+        options = read_options(reader.part("text_config"), self.text.fields)
+        tied = self.tied(reader, options.get("head.tied", self.text.template.head.tied))
+        return {**options, "head.tied": tied, "model_type": self.text.model_type}
+
+    def write(self, model: c.TransformerConfig) -> None:
+        """None: the family of the text model writes it."""
+
+
 def with_images(
     text: Family,
     tied: Callable[[ConfigReader, bool], bool],
@@ -110,26 +176,16 @@ def with_images(
 
     Args:
         text: The family of the text model.
-        tied: Function from the whole config.json, and whether the text model's head is tied, to
-            whether the head is.
+        tied: As in `TextPart`.
         unused: Fields of the other modules.
         modules: Pattern of the names of their tensors.
         key_renames: As in `Family`.
     """
-
-    def read(reader: ConfigReader) -> c.TransformerConfig:
-        for name in unused:
-            reader.get(name)
-        config = text.read(reader.part("text_config"))
-        head = replace(config.head, tied=tied(reader, config.head.tied))
-        return replace(config, head=head, model_type=text.model_type)
-
     return replace(
         text,
         model_type=text.model_type.removesuffix("_text"),
         architecture=text.architecture.replace("CausalLM", "ConditionalGeneration"),
-        read=read,
-        write=lambda config: None,
+        fields=(Unused(*unused), TextPart(text, tied)),
         ignored_tensors=(*text.ignored_tensors, modules),
         key_renames=key_renames,
     )

@@ -94,9 +94,11 @@ class ParamMapping:
         return next((row.hf_name for row in self.top_level if row.param_paths == (path,)), None)
 
 
-def decoder_mapping(top_level: Iterable[MappingRule], *layer: MappingRule) -> ParamMapping:
-    """The mapping of a decoder: rules outside the layers, and those of a layer."""
-    return ParamMapping(top_level=tuple(top_level), stacks={"decoder": layer})
+def decoder_mapping(*rules: MappingRule) -> ParamMapping:
+    """The mapping of a decoder; names with "{layer}" or "{next_layer}" are those of layers."""
+    layer = tuple(rule for rule in rules if "layer}" in rule.hf_name)
+    top_level = tuple(rule for rule in rules if "layer}" not in rule.hf_name)
+    return ParamMapping(top_level=top_level, stacks={"decoder": layer})
 
 
 class ParamSlice(NamedTuple):

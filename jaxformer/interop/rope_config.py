@@ -12,14 +12,15 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.functional.rope_scaling import yarn_attention_factor
+from jaxformer.interop.config_fields import Options
 from jaxformer.interop.config_reader import ConfigReader
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeFields:
-    """How config.json of a family has RoPE, of which a model has one.
+class RopeField:
+    """The fields of RoPE, of which a model has one in all layers.
 
     Attributes:
         base: Default of the base.
@@ -41,6 +42,20 @@ class RopeFields:
     fraction: float | None = None
     fraction_name: str = "partial_rotary_factor"
     aliases: tuple[str, ...] = ()
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The positions of the layers, as a cycle."""
+        windows = options.get("attention.windows", (None,))
+        return {"attention.positions": self.read_positions(reader, windows)}
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json, or None for a model without RoPE."""
+        rope = first_rope(model)
+        return None if rope is None else self.write_rope(rope)
+
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positions of the layers, as a cycle; `windows` are those of the layers."""
+        return (self.read_rope(reader),)
 
     def read_rope(self, reader: ConfigReader) -> c.Rope:
         """Read the whole config.json."""
@@ -79,6 +94,11 @@ class RopeFields:
         kind = section["rope_type"]
         old = {"type": kind, "rope_type": kind, **plain} if kind != "default" else None
         return {**fields, "rope_scaling": old, "rope_parameters": section}
+
+
+def first_rope(model: c.TransformerConfig) -> c.Rope | None:
+    """RoPE of the first layer that has it."""
+    return next((layer.rope for layer in model.layers if layer.rope is not None), None)
 
 
 def read_rope_section(

@@ -273,8 +273,13 @@ def _no_family_message(
         text = "; ".join(reasons) or "none has its topology, positions or feed-forward"
         return f"{subject} {verb} this configuration: {text}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
-    fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
-    shared = sorted(set.intersection(*fields)) if len(fields) > 1 else []
+    fields = {kind: {line.split(":")[0] for line in lines} for kind, lines in differing.items()}
+    shared = [
+        path
+        for path in sorted(fields[nearest])
+        if all(any(f"{path}.".startswith(f"{x}.") for x in paths) for paths in fields.values())
+    ]
+    shared = shared if len(fields) > 1 else []
     named = f" None supports this {', '.join(shared)}." if shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
     return f"{subject} {verb} this configuration.{named} As {nearest}, it would change:\n{listed}"

@@ -112,7 +112,7 @@ def test_other_kinds_of_attention_are_written_by_no_family_of_latents():
     message = "No family can represent .*: its attention is Decay, and none has"
     with pytest.raises(ValueError, match=message):
         choose_family(other, {})
-    with pytest.raises(ValueError, match="one MultiHead for all layers; the model has Decay"):
+    with pytest.raises(ValueError, match="needs MultiHead; the model has Decay"):
         heads_of(other)
 
 

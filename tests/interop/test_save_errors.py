@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned, LMHead
+from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned, LMHead, RMSNorm
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.save import choose_family
@@ -127,7 +127,11 @@ def test_bad_choices_for_an_export(tmp_path, loaded):
         ),
         (
             {"final_norm": False},
-            r"None supports this .*final_norm.*\. As \w+, .*\n  final_norm: True instead of False",
+            r"configuration\. As llama, it would change:\n  final_norm: True instead of False$",
+        ),
+        (
+            {"norm": RMSNorm(eps_position="outside")},
+            r"None supports this norm\.eps_position\. As \w+, .*\n  norm\.eps_position: inside",
         ),
         (
             {"embedding": Embedding(positions=Learned(max_length=5))},

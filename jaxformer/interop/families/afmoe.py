@@ -1,89 +1,67 @@
 """AFMoE (Trinity): gated heads, sandwich norms, RoPE in the layers with a window, experts."""
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from jaxformer import config as c
-from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.config_fields import (
+    FactorField,
+    Field,
+    Unused,
+    fixed,
+    heads,
+    root_of_width,
+    template,
+)
+from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import (
-    DeepSeekMoE,
-    deepseek_experts,
-    deepseek_rules,
+from jaxformer.interop.families.ropes import RopeOfWindows
+from jaxformer.interop.families.windows import Windows, all_but_every
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
+
+# DeepSeek's experts, dense layers first, except: other names, always renormalised.
+EXPERTS = e.Experts(
+    moe=replace(e.MOE, router=e.SIGMOID),
+    fields=(
+        Field("moe_intermediate_size", "expert.hidden_dim", 1408),
+        e.ACTIVATION,
+        Field("num_experts", "num_experts", 64),
+        Field("num_experts_per_tok", "top_k", 6),
+        Field("route_scale", "router.scale", 1.0),
+        e.SharedExperts("num_shared_experts", 2, required=True),
+        *fixed(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
+    ),
+    layers=e.DenseFirst(1, "num_dense_layers"),
 )
-from jaxformer.interop.families.llama_like_family import BiasField, LlamaLike
-from jaxformer.interop.families.llama_like_options import RopeOfWindows, WindowsByInterval
-from jaxformer.interop.param_mapping import layer_norm_rules
-
-NAMES = {  # of DeepSeek's fields in this family
-    "first_k_dense_replace": "num_dense_layers",
-    "n_routed_experts": "num_experts",
-    "n_shared_experts": "num_shared_experts",
-    "routed_scaling_factor": "route_scale",
-}
-NORMS = layer_norm_rules(
-    p.LAYER_PREFIX,
-    pre_attention_norm="input_layernorm",
-    post_attention_norm="post_attention_layernorm",
-    pre_feed_forward_norm="pre_mlp_layernorm",
-    post_feed_forward_norm="post_mlp_layernorm",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AfmoeMoE(DeepSeekMoE):
-    """Dense layers first, then experts chosen by sigmoid and a bias, always renormalised."""
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
-        """The network of each layer; a file of the released code says more than transformers'."""
-        reader.require_value("score_func", "sigmoid")
-        for name in ("route_norm", "norm_topk_prob"):
-            reader.require_value(name, True)
-        for name in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
-            reader.require_value(name, 1)
-        for name in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of speed
-            reader.get(name)
-        for name in NAMES.values():
-            reader.get(name)  # without effect if all layers are dense
-        return super().read(reader, bias=bias)
-
-
-@dataclass(frozen=True)
-class Afmoe(LlamaLike):
-    """Embeddings are multiplied by the root of their width if ``mup_enabled``."""
-
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
-        config = super().read(reader)
-        scale = math.sqrt(config.model_dim) if reader.boolean("mup_enabled", False) else 1.0
-        return replace(config, embedding=c.Embedding(scale=scale))
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Fields of config.json, or None for another model."""
-        fields = super().write(config)
-        return fields and {**fields, "mup_enabled": config.embedding.scale != 1}
-
-
 FAMILIES = (
-    Afmoe(
+    Family(
         "afmoe",
         "AfmoeForCausalLM",
-        head_dim=128,
-        norm=c.RMSNorm(eps=1e-5),
-        positions=RopeOfWindows(max_length=16_384, without_windows=False),
-        windows=WindowsByInterval(1024, fields=("global_attn_every_n_layers",)),
-        biases=(BiasField("attention_bias", p.ALL_BIASES),),
-        qk_norm=c.QKNorm(),
-        norm_placement="sandwich",
-        norm_rules=NORMS,
-        output_gate=c.OutputGate(),
-        not_written=("n_group", "topk_group", "norm_topk_prob"),
-        branch=AfmoeMoE(
-            first_dense=1,
-            num_shared=2,
-            rules=deepseek_rules("router.gate", "expert_bias"),
-            **deepseek_experts(64, 6, width=1408, names=NAMES),
+        template(
+            norm_placement="sandwich",
+            attention=heads(qk_norm=c.QKNorm(), output_gate=c.OutputGate()),
         ),
-    ).family(),
+        (
+            *(*p.decoder(head_dim=128, eps=1e-5), p.ATTENTION_BIAS, EXPERTS),
+            *fixed(score_func="sigmoid", route_norm=True, norm_topk_prob=True, n_group=1),
+            *fixed(topk_group=1, num_expert_groups=1, num_limited_groups=1),
+            Unused("load_balance_coeff", "use_grouped_mm"),  # of training, and of speed
+            Unused(*e.EXPERT_ATTRIBUTES),
+            FactorField("mup_enabled", "embedding.scale", factor=root_of_width),
+            Windows(1024, rule=all_but_every(4, "global_attn_every_n_layers")),
+            RopeOfWindows(max_length=16_384, without_windows=False),
+        ),
+        decoder_mapping(
+            *p.TOP_LEVEL,
+            *layer_norm_rules(
+                p.LAYER_PREFIX,
+                pre_attention_norm="input_layernorm",
+                post_attention_norm="post_attention_layernorm",
+                pre_feed_forward_norm="pre_mlp_layernorm",
+                post_feed_forward_norm="post_mlp_layernorm",
+            ),
+            *(*p.ATTENTION, *p.QK_NORMS, *e.deepseek_rules("router.gate", "expert_bias")),
+        ),
+        predicts_further_tokens=True,
+    ),
 )

@@ -3,56 +3,57 @@
 7B has RoPE. 13B has ALiBi, and no ``max_position_embeddings`` in its config.json.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop.config_fields import Field, Unused, template
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_family import LlamaLike
-from jaxformer.interop.families.llama_like_options import OneRope
-from jaxformer.interop.param_mapping import fused_rules, linear_rules, top_level_rules
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import decoder_mapping, fused_rules, linear_rules
+from jaxformer.interop.rope_config import RopeField
 
-VERSION_1_VOCAB_SIZE = 64_000
+
+def vocab_size_of_version_2(reader: ConfigReader, name: str, default: Any) -> int:
+    """Read the size of the vocabulary, by which version 1 is known."""
+    size = reader.integer(name)
+    if size == 64_000:
+        reader.add_problem(name, "Baichuan 1 has another head; only version 2 is read.")
+    return size
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeOrAlibi(OneRope):
+class RopeOrAlibi(RopeField):
     """RoPE where ``max_position_embeddings`` is, else ALiBi."""
 
-    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or ALiBi."""
-        if reader.integer("vocab_size") == VERSION_1_VOCAB_SIZE:
-            reader.add_problem("vocab_size", "Baichuan 1 has another head; only version 2 is read.")
         has_rope = "max_position_embeddings" in reader.values
         return (self.read_rope(reader) if has_rope else c.Alibi(),)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of RoPE, or none."""
-        fields = super().write(config)
+        fields = super().write(model)
         return {} if fields is None else {"max_position_embeddings": self.max_length, **fields}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Baichuan(LlamaLike):
-    """A head whose rows are divided by their length."""
-
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
-        config = super().read(reader)
-        return replace(config, head=replace(config.head, unit_rows=True))
-
-
-ROW = Baichuan(
-    "baichuan",
-    "BaichuanForCausalLM",
-    top_level=top_level_rules("model.embed_tokens", "model.norm"),
-    attention_rules=(
-        *fused_rules(f"{p.SELF_ATTENTION}.W_pack", "attention", p.QKV),
-        *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+FAMILIES = (
+    Family(
+        "baichuan",
+        "BaichuanForCausalLM",
+        template(head=c.LMHead(unit_rows=True)),
+        (
+            *(*p.decoder(), *p.GLU, RopeOrAlibi(max_length=4096)),
+            Field("vocab_size", "vocab_size", parse=vocab_size_of_version_2),
+            Unused("z_loss_weight", "_from_model_config"),
+        ),
+        decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS),
+            *fused_rules(f"{p.SELF_ATTENTION}.W_pack", "attention", p.QKV),
+            *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+            *p.FEED_FORWARD,
+        ),
+        in_transformers=False,
     ),
-    positions=RopeOrAlibi(max_length=4096),
-    unused=("z_loss_weight", "_from_model_config"),
-    in_transformers=False,
 )
-FAMILIES = (ROW.family(),)

@@ -4,46 +4,35 @@ Modules that predict further tokens are left out.
 """
 
 import math
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.functional.rope_scaling import yarn_attention_factor
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.hf_activations import hf_activation_name
-from jaxformer.interop.families.llama_like_experts import (
-    DeepSeekMoE,
-    DeepSeekV2MoE,
-    deepseek_experts,
-    has_feed_forward_biases,
-)
-from jaxformer.interop.families.option_fields import (
+from jaxformer.interop.config_fields import (
     POSITIVE_INTEGER,
     Field,
-    read_options,
-    write_options,
+    Fields,
+    Options,
+    Repeated,
+    template,
 )
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope_config import RopeFields
+from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
 
-LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
-Fields = tuple[Field, ...]
-SIGMOID = c.Router(score="sigmoid", selection_bias=True)
-V2 = DeepSeekV2MoE(
-    num_shared=2, **deepseek_experts(64, width=1407, router=c.Router(renormalise=False))
-)
-V3 = DeepSeekMoE(
-    first_dense=3,
-    groups=c.ExpertGroups(num_groups=8, top_k=4),
-    **deepseek_experts(256, 8, width=2048, router=replace(SIGMOID, scale=2.5)),
-)
-LITE = DeepSeekMoE(
-    first_dense=1,
-    has_layer_types=True,
-    **deepseek_experts(64, 4, width=1536, router=replace(SIGMOID, scale=1.8)),
+LATENT = c.Latent(
+    num_heads=1,
+    latent_dim=1,
+    nope_dim=2,
+    rope_dim=2,
+    value_dim=1,
+    positions=(None,),
+    norm=c.RMSNorm(eps=1e-6),  # of the latents, independent of rms_norm_eps
 )
 
 
@@ -80,174 +69,189 @@ LATENT_RULES = (
     ),
     *m.linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
 )
-MAPPING = m.decoder_mapping(p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *V3.rules)
 
 
-def latent_fields(*, query: int | None = 1536, plain: int = 128, value: int = 128) -> Fields:
-    """Fields of latent attention, with defaults of ranks and widths."""
+def one_key_per_head(reader: ConfigReader, name: str, default: int) -> int:
+    """Read the number of KV heads, which is that of heads."""
+    reason = "latent attention has a key and a value for each head"
+    reader.require_value(name, default, reason=reason)
+    return default
+
+
+class LatentBiases(Field):
+    """A field that says whether all projections to and from latents have biases, and the output."""
+
+    def read_value(self, reader: ConfigReader, options: Options) -> Any:
+        """The projections with biases."""
+        if not super().read_value(reader, options):
+            return ()
+        has_latent_query = options["attention.query_latent_dim"] is not None
+        return ("latent", "rotary_key", "out", *(("query_latent",) if has_latent_query else ()))
+
+    def write_value(self, value: Any) -> bool:
+        """Whether the output has a bias."""
+        return "out" in value
+
+
+def latent_fields(
+    *, query: int | None = 1536, plain: int = 128, value: int = 128, eps: float = 1e-6
+) -> Fields:
+    """Fields of a decoder with latent attention, with defaults of ranks and widths."""
     return (
-        Field("num_attention_heads", "num_heads"),
-        Field("kv_lora_rank", "latent_dim", 512),
-        Field("q_lora_rank", "query_latent_dim", query, ConfigReader.optional_integer),
-        Field("qk_nope_head_dim", "nope_dim", plain, POSITIVE_INTEGER),
-        Field("qk_rope_head_dim", "rope_dim", 64, POSITIVE_INTEGER),
-        Field("v_head_dim", "value_dim", value),
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "model_dim"),
+        Field("num_hidden_layers", "num_layers"),
+        Field("num_attention_heads", "attention.num_heads"),
+        Field(
+            "num_key_value_heads",
+            "attention.num_heads",
+            lambda x: x["attention.num_heads"],
+            one_key_per_head,
+        ),
+        Field("kv_lora_rank", "attention.latent_dim", 512),
+        Field("q_lora_rank", "attention.query_latent_dim", query, ConfigReader.optional_integer),
+        Field("qk_nope_head_dim", "attention.nope_dim", plain, POSITIVE_INTEGER),
+        Field("qk_rope_head_dim", "attention.rope_dim", 64, POSITIVE_INTEGER),
+        Field("v_head_dim", "attention.value_dim", value),
+        Repeated(
+            "qk_head_dim",
+            lambda x: x["attention.nope_dim"] + x["attention.rope_dim"],
+            "the parts of a head add up to it",
+        ),
+        LatentBiases("attention_bias", "attention.biases", False),
+        Field("rms_norm_eps", "norm.eps", eps),
+        p.UNTIED,
     )
 
 
-@dataclass(frozen=True)
-class DeepSeekLike:
-    """Latent attention and experts in a Llama block.
+@dataclass(frozen=True, kw_only=True)
+class LatentRope(RopeField):
+    """RoPE of the shared key, and the scale of the scores, which grows with YaRN.
 
     Attributes:
-        model_type: As in `Family`.
-        architecture: As in `Family`.
-        moe: Feed-forward networks.
-        max_length: Default of ``max_position_embeddings``.
-        eps: Default of the RMSNorm's eps.
-        latent: Fields of the attention.
         has_pairing: Whether ``rope_interleave`` says which features RoPE turns as a pair; without
             it they are neighbours.
-        has_biases: Whether ``mlp_bias`` says that networks have biases.
-        heads_divide_width: Whether transformers requires that num_heads divides model_dim.
-        predicts_further_tokens: As in `Family`.
     """
 
-    model_type: str
-    architecture: str
-    moe: DeepSeekMoE
-    _: KW_ONLY
-    max_length: int = 4096
-    eps: float = 1e-6
-    latent: Fields = field(default_factory=latent_fields)
+    pairing: Any = "neighbours"
     has_pairing: bool = True
-    has_biases: bool = False
-    heads_divide_width: bool = False
-    predicts_further_tokens: bool = True
 
-    def family(self) -> Family:
-        """The family."""
-        return Family(
-            self.model_type,
-            self.architecture,
-            self.read,
-            self.write,
-            MAPPING,
-            attention_types=(c.Latent,),
-            predicts_further_tokens=self.predicts_further_tokens,
-        )
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """RoPE, and the scale."""
+        rope = self.read_rope(reader)
+        if self.has_pairing and not reader.boolean("rope_interleave", True):
+            rope = replace(rope, pairing="halves")
+        width = options["attention.rope_dim"]
+        reader.require_value("head_dim", width, reason="it repeats qk_rope_head_dim")
+        section = reader.section("rope_scaling") or reader.section("rope_parameters")
+        weight = None if section is None else section.optional_number("mscale_all_dim")
+        scale = None
+        if section is not None and rope.scaling is not None and weight:
+            grown = yarn_attention_factor(section.number("factor", 1.0), mscale=weight)
+            scale = (options["attention.nope_dim"] + width) ** -0.5 * grown**2
+        return {"attention.positions": (rope,), "attention.scale": scale}
 
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
-        neighbours = reader.boolean("rope_interleave", True) if self.has_pairing else True
-        bias = reader.boolean("mlp_bias", False) if self.has_biases else False
-        pairing = "neighbours" if neighbours else "halves"
-        rope = RopeFields(pairing=pairing, max_length=self.max_length).read_rope(reader)
-        branches = self.moe.read(reader, bias=bias)
-        return c.TransformerConfig(
-            **p.read_sizes(reader),
-            attention=_read_attention(reader, rope, self.latent),
-            feed_forward=branches,
-            norm=c.RMSNorm(eps=reader.number("rms_norm_eps", self.eps)),
-            head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
-        )
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Fields of config.json, or None for another model."""
-        a, experts = config.attention, self.moe.write(config)
-        if not (isinstance(a, c.Latent) and p.is_rope_decoder(config)) or experts is None:
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json, with mscale_all_dim, which reproduces the scale."""
+        fields, rope, latent = super().write(model), first_rope(model), model.layers[0].attention
+        if fields is None or rope is None or not isinstance(latent, c.Latent):
             return None
-        if self.heads_divide_width and config.model_dim % a.num_heads:
-            return None
-        rope = p.first_rope(config)
-        return {
-            **write_latent_decoder(config, a),
-            **experts,
-            **_write_scale(RopeFields().write_rope(rope), rope, a),
-            **({"rope_interleave": rope.pairing == "neighbours"} if self.has_pairing else {}),
-            **({"mlp_bias": has_feed_forward_biases(config)} if self.has_biases else {}),
-        }
-
-
-def _read_attention(reader: ConfigReader, rope: c.Rope, fields: Fields) -> c.Latent:
-    latent = read_latent(reader, fields)
-    reader.require_value("head_dim", latent.rope_dim, reason="it repeats qk_rope_head_dim")
-    section = reader.section("rope_scaling") or reader.section("rope_parameters")
-    weight = None if section is None else section.optional_number("mscale_all_dim")
-    scale = None
-    if section is not None and rope.scaling is not None and weight:
-        grown = yarn_attention_factor(section.number("factor", 1.0), mscale=weight)
-        scale = latent.key_dim**-0.5 * grown**2
-    return replace(latent, positions=(rope,), scale=scale)
-
-
-def read_latent(reader: ConfigReader, fields: Fields) -> c.Latent:
-    """Latent attention without positions."""
-    options = read_options(reader, fields)
-    reason = "latent attention has a key and a value for each head"
-    reader.require_value("num_key_value_heads", options["num_heads"], reason=reason)
-    width = options["nope_dim"] + options["rope_dim"]
-    reader.require_value("qk_head_dim", width, reason="the parts of a head add up to it")
-    biases: tuple[Any, ...] = ()
-    if reader.boolean("attention_bias", False):
-        biases = ("latent", "rotary_key", "out")
-        biases += () if options["query_latent_dim"] is None else ("query_latent",)
-    norm = c.RMSNorm(eps=LATENT_EPS)
-    return c.Latent(**options, positions=(None,), norm=norm, biases=biases)
-
-
-def write_latent_decoder(config: c.TransformerConfig, latent: c.Latent) -> dict[str, Any]:
-    """Sizes, norm and activation of a decoder, and sizes and biases of its latent attention."""
-    branch: Any = config.layers[0].feed_forward
-    branch = branch.expert if isinstance(branch, c.MoE) else branch
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "intermediate_size": branch.hidden_dim,
-        "hidden_act": hf_activation_name(branch.activation),
-        "num_hidden_layers": config.num_layers,
-        "rms_norm_eps": config.norm.eps,
-        "tie_word_embeddings": config.head.tied,
-        "num_key_value_heads": latent.num_heads,
-        **write_options(latent, latent_fields()),
-        "attention_bias": "out" in latent.biases,
-    }
-
-
-def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str, Any]:
-    """RoPE fields with mscale_all_dim, which reproduces the attention scale."""
-    factor = getattr(rope.scaling, "factor", 1.0)
-    if a.scale is None or factor <= 1:
+        if self.has_pairing:
+            fields["rope_interleave"] = rope.pairing == "neighbours"
+        factor = getattr(rope.scaling, "factor", 1.0)
+        if latent.scale is None or factor <= 1:
+            return fields
+        grown = math.sqrt(latent.scale) * (latent.nope_dim + latent.rope_dim) ** 0.25
+        exact = (grown - 1) / (0.1 * math.log(factor))
+        weight = round(exact, 9)  # 1.0 or 0.707 of released files, without the error of the root
+        if not math.isclose(weight, exact, rel_tol=1e-13):
+            weight = exact
+        for name in ("rope_scaling", "rope_parameters"):
+            fields[name] = {**fields[name], "mscale_all_dim": weight}
         return fields
-    grown = math.sqrt(a.scale) * (a.nope_dim + a.rope_dim) ** 0.25
-    exact = (grown - 1) / (0.1 * math.log(factor))
-    weight = round(exact, 9)  # 1.0 or 0.707 of released files, without the error of the root
-    if not math.isclose(weight, exact, rel_tol=1e-13):
-        weight = exact
-    for name in ("rope_scaling", "rope_parameters"):
-        fields[name] = {**fields[name], "mscale_all_dim": weight}
-    return fields
 
 
-ROWS = (
-    DeepSeekLike(
+class GroupsByBest:
+    """Groups that count by their best expert, if there are any; never renormalised (V2)."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The groups."""
+        reader.require_value("topk_method", "greedy", "group_limited_greedy")
+        num_groups, top_k = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
+        groups = None
+        if reader.get("topk_method", "greedy") == "group_limited_greedy":
+            if num_groups is None or top_k is None:
+                reader.add_problem("topk_method", "it needs n_group and topk_group.")
+            else:
+                groups = c.ExpertGroups(num_groups=num_groups, top_k=top_k, score="max")
+        return {"router.groups": groups, "router.renormalise": False}
+
+    def write(self, model: Any) -> Options:
+        """The fields of the groups, and the method."""
+        method = "greedy" if model.router.groups is None else "group_limited_greedy"
+        return {**e.Groups().write(model), "topk_method": method, "norm_topk_prob": False}
+
+
+MODEL = template(attention=LATENT)
+MAPPING = m.decoder_mapping(*(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()))
+FAMILIES = (
+    Family(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
-        V2,
-        max_length=2048,
-        has_pairing=False,
-        has_biases=True,
-        heads_divide_width=True,
-        predicts_further_tokens=False,
+        MODEL,
+        (
+            *(*latent_fields(), p.HEADS_DIVIDE_WIDTH),
+            LatentRope(max_length=2048, has_pairing=False),
+            e.deepseek_experts(
+                64,
+                width=1407,
+                router=c.Router(renormalise=False),
+                groups=GroupsByBest(),
+                shared=2,
+                dense=e.dense_fields(bias="mlp_bias"),
+            ),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
     ),
-    DeepSeekLike("deepseek_v3", "DeepseekV3ForCausalLM", V3),
-    DeepSeekLike(
+    # As V2, except: experts chosen by sigmoid and a bias, in groups; renormalised.
+    Family(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        MODEL,
+        (
+            *(*latent_fields(), LatentRope(max_length=4096)),
+            e.deepseek_experts(
+                256,
+                8,
+                width=2048,
+                router=replace(e.SIGMOID, scale=2.5),
+                groups=c.ExpertGroups(num_groups=8, top_k=4),
+                layers=e.DenseFirst(3),
+            ),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
+        predicts_further_tokens=True,
+    ),
+    # As V3, except: sizes.
+    Family(
         "glm4_moe_lite",
         "Glm4MoeLiteForCausalLM",
-        LITE,
-        max_length=202_752,
-        eps=1e-5,
-        latent=latent_fields(query=768, plain=192, value=256),
+        MODEL,
+        (
+            *latent_fields(query=768, plain=192, value=256, eps=1e-5),
+            LatentRope(max_length=202_752),
+            e.deepseek_experts(
+                64,
+                4,
+                width=1536,
+                router=replace(e.SIGMOID, scale=1.8),
+                layers=e.DenseFirst(1, has_types=True),
+            ),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
+        predicts_further_tokens=True,
     ),
 )
-FAMILIES = tuple(row.family() for row in ROWS)

@@ -6,50 +6,94 @@ pass them to `save_pretrained` as `extra`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop.config_fields import (
+    BiasesField,
+    Change,
+    Field,
+    NoEntries,
+    Options,
+    Unused,
+    fixed,
+    template,
+)
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_family import LlamaLike
-from jaxformer.interop.families.llama_like_options import Dense, OneRope
 from jaxformer.interop.families.mamba import (
-    BAMBA,
-    BAMBA_CONVOLUTION,
-    BAMBA_ROW,
+    BAMBA_LAYER,
     BAMBA_SIZES,
-    read_step_limits,
-    write_step_limits,
+    BAMBA_TOP_LEVEL,
+    BAMBA_UNUSED,
+    Mamba2Fields,
+    StepLimits,
 )
-from jaxformer.interop.families.option_fields import BiasesField, Field
+from jaxformer.interop.families.mixers import KindFields
 from jaxformer.interop.family import Family
-from jaxformer.interop.param_mapping import MappingRule
+from jaxformer.interop.param_mapping import MappingRule, decoder_mapping
+from jaxformer.interop.rope_config import RopeField
 
-FIELDS = replace(
-    BAMBA,
-    fields=(
-        *BAMBA_SIZES,
-        BiasesField("mamba_proj_bias", "biases", False, layers=("in",)),
-        BAMBA_CONVOLUTION,
-        BiasesField("projectors_bias", "biases", False, layers=("out",)),
-    ),
-    inner_width="mamba_d_ssm",
-    unused=(
-        *BAMBA.unused,
-        "mlp_expansion_factor",
-        # Initial values.
-        *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"),
-    ),
-)
 KIND_PATHS = {c.MultiHead: "attention/kind_0/", c.LinearAttention: "attention/kind_1/"}
 
 
-def _side_by_side(rule: MappingRule) -> MappingRule:
-    """A rule of a Bamba layer of one kind for a layer that has both."""
-    if rule.kind is None:
-        return rule
-    paths = (path.replace("attention/", KIND_PATHS[rule.kind], 1) for path in rule.param_paths)
-    return replace(rule, params=tuple(paths), kind=None)
+class MambaNorm:
+    """A norm before or after the gate of Mamba 2, or none."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The norm."""
+        has_norm = reader.boolean("mamba_rms_norm", False)
+        is_early = reader.boolean("mamba_norm_before_gate", True)
+        return {
+            "output.norm": c.RMSNorm() if has_norm else None,
+            "output.placement": "after_norm" if has_norm and is_early else "before_norm",
+        }
+
+    def write(self, model: c.LinearAttention) -> Options | None:
+        """Its fields."""
+        if not isinstance(model.output, c.GatedNorm):
+            return None
+        return {
+            "mamba_rms_norm": model.output.norm is not None,
+            "mamba_norm_before_gate": model.output.placement == "after_norm",
+        }
+
+
+@dataclass(frozen=True)
+class BesideAttention:
+    """A mixer beside the attention of every layer.
+
+    Attributes:
+        kind: Its fields.
+    """
+
+    kind: KindFields
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """Both."""
+        mixer = self.kind.read(reader, options)
+        return {"attention": Change(lambda attention: c.HybridHeads(kinds=(attention, mixer)))}
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The fields of the mixer."""
+        match model.attention:
+            case c.HybridHeads(kinds=(c.MultiHead(), c.LinearAttention() as mixer)):
+                return self.kind.write(model, mixer)
+        return None
+
+
+class KeyMultiplier:
+    """A multiplier of the keys, which is one of the scores."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The scale of the scores."""
+        factor = reader.number("key_multiplier", 1.0)
+        return {"attention.scale": options["attention.head_dim"] ** -0.5 * factor}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The multiplier."""
+        attention = p.heads_of(model)
+        scale = attention.scale
+        return {"key_multiplier": 1.0 if scale is None else scale / attention.head_dim**-0.5}
 
 
 def read_factors(reader: ConfigReader) -> dict[str, tuple[float, ...]]:
@@ -83,75 +127,58 @@ def read_factors(reader: ConfigReader) -> dict[str, tuple[float, ...]]:
     return {f"{p.LAYER_PREFIX}.{name}": x for name, x in (with_biases | inputs).items()}
 
 
-@dataclass(frozen=True)
-class FalconH1(LlamaLike):
-    """Attention and Mamba 2 side by side, and a multiplier of the keys."""
+class Factors(NoEntries):
+    """The multipliers that the weights absorb."""
 
-    def family(self) -> Family:
-        """The family."""
-        return replace(
-            super().family(), attention_types=(c.HybridHeads,), weight_factors=read_factors
-        )
-
-    def layer_rules(self) -> tuple[MappingRule, ...]:
-        """Mapping rules of a layer."""
-        return tuple(map(_side_by_side, BAMBA_ROW.layer_rules()))
-
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """Check them."""
         read_factors(reader)
-        config = super().read(reader)
-        heads = p.heads_of(config)
-        scale = heads.head_dim**-0.5 * reader.number("key_multiplier", 1.0)
-        kinds = replace(heads, scale=scale), _read_mamba(reader, config.norm)
-        return replace(config, attention=c.HybridHeads(kinds=kinds))
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Fields of config.json, or None for another model."""
-        match config.attention:
-            case c.HybridHeads(kinds=(c.MultiHead() as attention, c.LinearAttention() as mamba)):
-                pass
-            case _:
-                return None
-        fields = super().write(replace(config, attention=attention))
-        scale = 1.0 if attention.scale is None else attention.scale / attention.head_dim**-0.5
-        return fields and {
-            **fields,
-            **FIELDS.write(config, mamba),
-            **write_step_limits(mamba),
-            "mamba_rms_norm": mamba.output.norm is not None,
-            "mamba_norm_before_gate": mamba.output.placement == "after_norm",
-            "key_multiplier": scale,
-        }
+        return {}
 
 
-def _read_mamba(reader: ConfigReader, norm: c.Norm) -> c.LinearAttention:
-    """Mamba 2 with a norm before or after the gate, or with none."""
-    mamba = FIELDS.read(reader, norm, **read_step_limits(reader))
-    has_norm = reader.boolean("mamba_rms_norm", False)
-    is_early = reader.boolean("mamba_norm_before_gate", True)
-    output = replace(
-        mamba.output,
-        norm=norm if has_norm else None,
-        placement="after_norm" if has_norm and is_early else "before_norm",
-    )
-    return replace(mamba, output=output)
+def _side_by_side(rule: MappingRule) -> MappingRule:
+    """A rule of a Bamba layer of one kind for a layer that has both."""
+    if rule.kind is None:
+        return rule
+    paths = (path.replace("attention/", KIND_PATHS[rule.kind], 1) for path in rule.param_paths)
+    return replace(rule, params=tuple(paths), kind=None)
 
 
-ROW = FalconH1(
-    "falcon_h1",
-    "FalconH1ForCausalLM",
-    sizes=BAMBA_ROW.sizes,
-    kv_heads=8,
-    norm=BAMBA_ROW.norm,
-    top_level=BAMBA_ROW.top_level,
-    positions=OneRope(max_length=8192),
-    branch=Dense(hidden_dim=14_336),
-    biases=BAMBA_ROW.biases,
-    fields=(
-        Field("embedding_multiplier", "embedding.scale", 1.0),
-        Field("lm_head_multiplier", "head.multiplier", 1.0),
+FAMILIES = (
+    Family(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        template(),
+        (
+            *(*p.decoder(heads=32, kv_heads=8, eps=1e-5), *p.glu(14_336)),
+            *(p.ATTENTION_BIAS, p.MLP_BIAS, RopeField(max_length=8192)),
+            Field("embedding_multiplier", "embedding.scale", 1.0),
+            Field("lm_head_multiplier", "head.multiplier", 1.0),
+            *(Factors(), KeyMultiplier()),
+            *fixed(mamba_use_mlp=True, attn_layer_indices=None),
+            BesideAttention(
+                Mamba2Fields(
+                    fields=(
+                        BiasesField("mamba_proj_bias", "biases", layers=("in",)),
+                        *BAMBA_SIZES,
+                        BiasesField("projectors_bias", "biases", layers=("out",)),
+                        *(
+                            StepLimits(),
+                            MambaNorm(),
+                            Field("rms_norm_eps", "output.norm.eps", 1e-5),
+                        ),
+                    ),
+                    head_dim="mamba_d_head",
+                    expand="mamba_expand",
+                    inner_width="mamba_d_ssm",
+                )
+            ),
+            *(BAMBA_UNUSED, Unused("mlp_expansion_factor")),
+            # Initial values.
+            Unused("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"),
+        ),
+        decoder_mapping(*BAMBA_TOP_LEVEL, *map(_side_by_side, BAMBA_LAYER)),
+        attention_types=(c.HybridHeads,),
+        weight_factors=read_factors,
     ),
-    constants={"mamba_use_mlp": True, "attn_layer_indices": None},
 )
-FAMILIES = (ROW.family(),)

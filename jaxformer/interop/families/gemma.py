@@ -7,118 +7,119 @@ VaultGemma is Gemma 2 without post-norms.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from jaxformer import config as c
+from jaxformer.interop.config_fields import (
+    OPTIONAL_NUMBER,
+    Derived,
+    Field,
+    Options,
+    fixed,
+    heads,
+    root_of_width,
+    template,
+)
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_family import BiasField, LlamaLike
-from jaxformer.interop.families.llama_like_options import (
-    Dense,
-    OneRope,
-    RopeByLayerType,
-    WindowsByInterval,
-)
-from jaxformer.interop.families.option_fields import Field
-from jaxformer.interop.family import OLD_AND_NEW_PREFIX, with_images
-from jaxformer.interop.param_mapping import layer_norm_rules
+from jaxformer.interop.families.ropes import RopeByLayerType
+from jaxformer.interop.families.windows import Windows, all_but_every
+from jaxformer.interop.family import OLD_AND_NEW_PREFIX, Family, with_images
+from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
+from jaxformer.interop.rope_config import RopeField
 
 
 class QueryScalarField(Field):
     """A field whose inverse square root is the scale of the scores."""
 
-    def read_option(self, reader: ConfigReader, options: Mapping[str, Any]) -> float:
+    def read_value(self, reader: ConfigReader, options: Options) -> float:
         """The scale."""
-        scalar = super().read_option(reader, options)
+        scalar = super().read_value(reader, options)
         if scalar <= 0:
             reader.add_problem(self.name, "expected a number above 0.")
             scalar = 1.0
         return float(scalar**-0.5)
 
-    def write_option(self, value: float) -> float:
+    def write_value(self, value: float) -> float:
         """The number, without the error of the root."""
         scalar = value**-2
         return round(scalar) if math.isclose(scalar, round(scalar)) else scalar
 
 
-@dataclass(frozen=True)
-class Gemma(LlamaLike):
-    """Embeddings are multiplied by the root of their width."""
+class OldField(Field):
+    """A field that old files have; another one takes precedence."""
 
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
-        config = super().read(reader)
-        return replace(config, embedding=c.Embedding(scale=math.sqrt(config.model_dim)))
-
-
-@dataclass(frozen=True)
-class Gemma2Windows(WindowsByInterval):
-    """Windows whose size files may say twice."""
-
-    def read(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
-        """The windows."""
-        window = reader.optional_integer("sliding_window", self.default)
-        reader.require_value("sliding_window_size", window, reason="it differs from sliding_window")
-        return super().read(reader, num_layers)
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """No options."""
+        reader.get(self.name)
+        return {}
 
 
-SCALAR = QueryScalarField("query_pre_attn_scalar", "attention.scale", 256.0)
-GEMMA: dict[str, Any] = dict(
-    kv_heads=4,
-    head_dim=256,
-    norm=c.RMSNorm(scale_offset=1.0),
-    norm_placement="sandwich",
-    norm_rules=layer_norm_rules(
-        p.LAYER_PREFIX,
-        pre_attention_norm="input_layernorm",
-        post_attention_norm="post_attention_layernorm",
-        pre_feed_forward_norm="pre_feedforward_layernorm",
-        post_feed_forward_norm="post_feedforward_layernorm",
-    ),
-    tied=True,
-    biases=(BiasField("attention_bias", p.ALL_BIASES),),
-    branch=Dense(
-        activation="gelu_pytorch_tanh", activation_field="hidden_activation", hidden_dim=9216
-    ),
-    unused=("hidden_act",),  # in old files; hidden_activation takes precedence
-    heads_divide_width=True,
+def every_other(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
+    """Every other layer, in files that may say the size of the window twice."""
+    reader.require_value("sliding_window_size", window, reason="it differs from sliding_window")
+    return all_but_every(2)(reader, window)
+
+
+NORM = c.RMSNorm(scale_offset=1.0)
+SANDWICH = layer_norm_rules(
+    p.LAYER_PREFIX,
+    pre_attention_norm="input_layernorm",
+    post_attention_norm="post_attention_layernorm",
+    pre_feed_forward_norm="pre_feedforward_layernorm",
+    post_feed_forward_norm="post_feedforward_layernorm",
 )
-GEMMA2: dict[str, Any] = GEMMA | dict(
-    sizes={"num_attention_heads": 8},
-    windows=Gemma2Windows(4096, period=2),
-    positions=OneRope(max_length=8192),
-    fields=(
-        SCALAR,
-        Field(
-            "attn_logit_softcapping", "attention.logit_softcap", 50.0, ConfigReader.optional_number
-        ),
-        Field("final_logit_softcapping", "head.softcap", 30.0, ConfigReader.optional_number),
-    ),
+MULTIPLIER = Derived("embedding.scale", root_of_width)
+FIELDS = (
+    OldField("hidden_act", "feed_forward.activation", "gelu_pytorch_tanh"),
+    *(*p.glu(9216, "gelu_pytorch_tanh", "hidden_activation"), p.ATTENTION_BIAS),
+    QueryScalarField("query_pre_attn_scalar", "attention.scale", 256.0),
+    *(MULTIPLIER, p.HEADS_DIVIDE_WIDTH),
 )
-GEMMA3 = Gemma(
+GEMMA2 = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    template(norm=NORM, norm_placement="sandwich"),
+    (
+        *(*p.decoder(heads=8, kv_heads=4, head_dim=256, tied=True), *FIELDS),
+        Field("attn_logit_softcapping", "attention.logit_softcap", 50.0, OPTIONAL_NUMBER),
+        Field("final_logit_softcapping", "head.softcap", 30.0, OPTIONAL_NUMBER),
+        *(Windows(4096, rule=every_other), RopeField(max_length=8192)),
+    ),
+    decoder_mapping(*p.TOP_LEVEL, *SANDWICH, *p.ATTENTION, *p.FEED_FORWARD),
+)
+# As Gemma 2, except: norms of queries and keys in place of the cap of their scores, two RoPEs.
+GEMMA3 = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
-    **GEMMA,
-    sizes={
-        **{"vocab_size": 262_208, "hidden_size": 2304, "num_hidden_layers": 26},
-        "num_attention_heads": 8,
-    },
-    windows=WindowsByInterval(4096, period=6, fields=("sliding_window_pattern",)),
-    positions=RopeByLayerType(base=1e6, local_base=1e4, max_length=131_072),
-    qk_norm=c.QKNorm(norm=GEMMA["norm"]),
-    constants={"attn_logit_softcapping": None},
-    fields=(
-        SCALAR,
-        Field("final_logit_softcapping", "head.softcap", None, ConfigReader.optional_number),
+    template(norm=NORM, norm_placement="sandwich", attention=heads(qk_norm=c.QKNorm(norm=NORM))),
+    (
+        *p.decoder(
+            heads=8,
+            kv_heads=4,
+            head_dim=256,
+            vocab_size=262_208,
+            model_dim=2304,
+            num_layers=26,
+            tied=True,
+        ),
+        *(*FIELDS, *fixed(attn_logit_softcapping=None)),
+        Field("final_logit_softcapping", "head.softcap", parse=OPTIONAL_NUMBER),
+        Windows(4096, rule=all_but_every(6, "sliding_window_pattern")),
+        RopeByLayerType(base=1e6, local_base=1e4, max_length=131_072),
     ),
-).family()
-
-
+    decoder_mapping(*p.TOP_LEVEL, *SANDWICH, *p.ATTENTION, *p.QK_NORMS, *p.FEED_FORWARD),
+)
 FAMILIES = (
-    Gemma("gemma2", "Gemma2ForCausalLM", **GEMMA2).family(),
-    Gemma("vaultgemma", "VaultGemmaForCausalLM", **GEMMA2 | {"norm_placement": "pre"}).family(),
+    GEMMA2,
+    # As Gemma 2, except: no norms after the branches.
+    replace(
+        GEMMA2,
+        model_type="vaultgemma",
+        architecture="VaultGemmaForCausalLM",
+        template=replace(GEMMA2.template, norm_placement="pre"),
+    ),
     GEMMA3,
     with_images(
         GEMMA3,

@@ -5,14 +5,19 @@ from dataclasses import replace
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop import transforms as t
-from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
-from jaxformer.interop.families.option_fields import (
-    POSITIVE_INTEGER,
+from jaxformer.interop.config_fields import (
+    Derived,
     Field,
-    FieldTable,
+    Fields,
+    HeadsField,
+    Unused,
+    Written,
+    fixed,
     four_widths,
+    heads,
     template,
 )
+from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
 from jaxformer.interop.family import Family
 
 LAYER = "transformer.h.{layer}"
@@ -51,74 +56,63 @@ LAYERS = (
     *conv1d_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
 )
 POSITIONS = "embedding/positions/embedding"
-GPT2_MAPPING = m.decoder_mapping(
-    (
-        *m.top_level_rules("transformer.wte", "transformer.ln_f"),
-        m.MappingRule("transformer.wpe.weight", POSITIONS),
-    ),
-    *LAYERS,
-    *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
+SIZES: Fields = (
+    Field("vocab_size", "vocab_size"),
+    Field("n_embd", "model_dim", 768),
+    Field("n_layer", "num_layers", 12),
+    HeadsField("n_head", default=12, width="n_embd"),
+    Field("layer_norm_epsilon", "norm.eps", 1e-5),
+    Field("tie_word_embeddings", "head.tied", True),
+    *fixed(n_special=0),
+    Written(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
 )
-GPT_MAPPING = m.decoder_mapping(
-    (
-        *m.top_level_rules("transformer.tokens_embed"),
-        m.MappingRule("transformer.positions_embed.weight", POSITIONS),
-    ),
-    *LAYERS,
-    *m.layer_norm_rules(LAYER, post_attention_norm="ln_1", post_feed_forward_norm="ln_2"),
+GPT2 = template(
+    norm=c.LayerNorm(),
+    embedding=c.Embedding(positions=c.Learned(max_length=1)),
+    attention=heads(positions=(None,), biases=ALL_BIASES),
+    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
 )
-
-
-ATTENTION = c.MultiHead(
-    num_heads=1, num_kv_heads=1, head_dim=1, positions=(None,), biases=ALL_BIASES
-)
-GPT = FieldTable(
-    template=template(
-        ATTENTION,
-        c.MLP(hidden_dim=1, bias=True),
-        norm=c.LayerNorm(),
-        norm_placement="post",
-        final_norm=False,
-        embedding=c.Embedding(positions=c.Learned(max_length=1)),
-    ),
-    fields=(
-        Field("vocab_size", "vocab_size"),
-        Field("n_embd", "model_dim", 768),
-        Field("n_layer", "num_layers", 12),
-        Field("n_head", "attention.num_heads", 12, POSITIVE_INTEGER),
-        Field("n_positions", "embedding.positions.max_length", 512),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("tie_word_embeddings", "head.tied", True),
-        Field("afn", "feed_forward.activation", "gelu", choices=GPT_ACTIVATIONS),
-    ),
-    constants={"n_special": 0},
-    written={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-)
-GPT2 = replace(
-    GPT,
-    template=replace(GPT.template, norm_placement="pre", final_norm=True),
-    fields=(
-        *(row for row in GPT.fields if row.name not in ("n_positions", "afn")),
-        Field("n_positions", "embedding.positions.max_length", 1024),
-        Field("n_inner", "feed_forward.hidden_dim", four_widths),
-        Field("activation_function", "feed_forward.activation", "gelu_new"),
-        Field("scale_attn_weights", "attention.scale", True, choices={True: None, False: 1.0}),
-    ),
-    constants={"n_special": 0, "scale_attn_by_inverse_layer_idx": False},
-    unused=("reorder_and_upcast_attn",),  # affects the precision only
-)
-FAMILIES = tuple(
+FAMILIES = (
     Family(
-        model_type,
-        architecture,
-        table.read,
-        table.write,
-        mapping,
+        "gpt2",
+        "GPT2LMHeadModel",
+        GPT2,
+        (
+            *SIZES,
+            Field("n_positions", "embedding.positions.max_length", 1024),
+            Field("n_inner", "feed_forward.hidden_dim", four_widths),
+            Field("activation_function", "feed_forward.activation", "gelu_new"),
+            Field("scale_attn_weights", "attention.scale", True, choices={True: None, False: 1.0}),
+            *fixed(scale_attn_by_inverse_layer_idx=False),
+            Unused("reorder_and_upcast_attn"),  # affects the precision only
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("transformer.wte", "transformer.ln_f"),
+            m.MappingRule("transformer.wpe.weight", POSITIONS),
+            *LAYERS,
+            *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
+        ),
         ignored_tensors=IGNORED_TENSORS,
         key_renames=KEY_RENAMES,
-    )
-    for model_type, architecture, table, mapping in (
-        ("gpt2", "GPT2LMHeadModel", GPT2, GPT2_MAPPING),
-        ("openai-gpt", "OpenAIGPTLMHeadModel", GPT, GPT_MAPPING),
-    )
+    ),
+    # As GPT-2, except: norms after the residual sums, networks four times as wide as the model.
+    Family(
+        "openai-gpt",
+        "OpenAIGPTLMHeadModel",
+        replace(GPT2, norm_placement="post", final_norm=False),
+        (
+            *SIZES,
+            Field("n_positions", "embedding.positions.max_length", 512),
+            Derived("feed_forward.hidden_dim", four_widths),
+            Field("afn", "feed_forward.activation", "gelu", choices=GPT_ACTIVATIONS),
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("transformer.tokens_embed"),
+            m.MappingRule("transformer.positions_embed.weight", POSITIONS),
+            *LAYERS,
+            *m.layer_norm_rules(LAYER, post_attention_norm="ln_1", post_feed_forward_norm="ln_2"),
+        ),
+        ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
+    ),
 )

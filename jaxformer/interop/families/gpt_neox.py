@@ -2,13 +2,14 @@
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
+from jaxformer.interop.config_fields import BiasesField, Field, HeadsField, template
 from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
-from jaxformer.interop.families.option_fields import POSITIVE_INTEGER, Field, FieldTable, template
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope_config import RopeFields
+from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import FusedQKVPerGroup
 
 LAYER = "gpt_neox.layers.{layer}"
+BLOCKS = {True: "parallel", False: "serial"}
 
 
 def block_rules(prefix: str, attention: str) -> tuple[m.MappingRule, ...]:
@@ -30,35 +31,29 @@ def two_norms(prefix: str) -> tuple[m.MappingRule, ...]:
     )
 
 
-MAPPING = m.decoder_mapping(
-    m.top_level_rules("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
-    *two_norms(LAYER),
-    *block_rules(LAYER, "attention"),
-)
-TABLE = FieldTable(
-    template=template(branch=c.MLP(hidden_dim=1, bias=True), norm=c.LayerNorm()),
-    fields=(
-        Field("vocab_size", "vocab_size"),
-        Field("hidden_size", "model_dim"),
-        Field("num_hidden_layers", "num_layers"),
-        Field("num_attention_heads", "attention.num_heads", None, POSITIVE_INTEGER),
-        Field("attention_bias", "attention.biases", True, choices={True: ALL_BIASES, False: ()}),
-        Field("intermediate_size", "feed_forward.hidden_dim"),
-        Field("hidden_act", "feed_forward.activation", "gelu"),
-        Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("use_parallel_residual", "block", True, choices={True: "parallel", False: "serial"}),
-        Field("tie_word_embeddings", "head.tied", False),
-    ),
-    rope=RopeFields(base_name="rotary_emb_base", fraction_name="rotary_pct", fraction=0.25),
-)
-
 FAMILIES = (
     Family(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        TABLE.read,
-        TABLE.write,
-        MAPPING,
+        template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1, bias=True),)),
+        (
+            Field("vocab_size", "vocab_size"),
+            Field("hidden_size", "model_dim"),
+            Field("num_hidden_layers", "num_layers"),
+            HeadsField("num_attention_heads"),
+            BiasesField("attention_bias", default=True, layers=ALL_BIASES),
+            RopeField(base_name="rotary_emb_base", fraction_name="rotary_pct", fraction=0.25),
+            Field("intermediate_size", "feed_forward.hidden_dim"),
+            Field("hidden_act", "feed_forward.activation", "gelu"),
+            Field("layer_norm_eps", "norm.eps", 1e-5),
+            Field("use_parallel_residual", "block", True, choices=BLOCKS),
+            Field("tie_word_embeddings", "head.tied", False),
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+            *two_norms(LAYER),
+            *block_rules(LAYER, "attention"),
+        ),
         ignored_tensors=(
             r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
         ),

@@ -4,93 +4,111 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
+from jaxformer.interop.config_fields import Options, template
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import GRANITE_EXPERTS, GraniteSharedExperts
-from jaxformer.interop.families.llama_like_family import BiasField
-from jaxformer.interop.families.llama_like_options import GRANITE_MULTIPLIERS, OneRope
-from jaxformer.interop.families.mamba import BambaLike, mamba2_rules
-from jaxformer.interop.param_mapping import MappingRule, fused_rules, linear_rules
+from jaxformer.interop.families.mamba import bamba_fields, mamba2_rules
+from jaxformer.interop.families.mixers import Mixer, of_kind
+from jaxformer.interop.families.windows import PerLayer
+from jaxformer.interop.family import Family
+from jaxformer.interop.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.param_mapping import decoder_mapping, fused_rules, linear_rules
+from jaxformer.interop.rope_config import RopeField, first_rope
 
 SHARED = f"{p.LAYER_PREFIX}.shared_mlp"
-LAYER_TYPES = {  # the old names and the new ones
-    "mamba": False,
-    "linear_attention": False,
-    "attention": True,
-    "full_attention": True,
-}
+EXPERTS = e.mixtral_experts()
+# The new names and the old ones.
+WORDS = {"linear_attention": False, "full_attention": True, "mamba": False, "attention": True}
 ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraniteHybridExperts(GraniteSharedExperts):
-    """Experts beside a shared network, or the latter alone if there are no experts."""
+class ExpertsBesideNetwork:
+    """Experts beside a shared network, or the network alone if there are no experts."""
 
-    rules: tuple[MappingRule, ...] = (
-        *GRANITE_EXPERTS.rules,
-        *fused_rules(f"{SHARED}.input_linear", "feed_forward", ("gate", "up")),
-        *linear_rules(f"{SHARED}.output_linear", "feed_forward/down"),
-    )
-
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+    def read(self, reader: ConfigReader, options: Options) -> Options:
         """The experts or the network."""
         name = "shared_intermediate_size"
-        shared = p.read_glu(reader, width_name=name, hidden_dim=1024)
+        shared = c.GLU(
+            hidden_dim=reader.integer(name, 1024),
+            activation=reader.choice("hidden_act", "silu", HF_ACTIVATIONS),
+        )
         if reader.integer("num_local_experts", 8) == 0:
             for unused in ("intermediate_size", "num_experts_per_tok"):
                 reader.get(unused)
-            return (shared,)
-        moe = GRANITE_EXPERTS.read_moe(reader, bias=False)
-        return (replace(moe, shared=c.SharedExpert(expert=shared)),)
+            return {"feed_forward": (shared,)}
+        moe = replace(EXPERTS.read_moe(reader), shared=c.SharedExpert(expert=shared))
+        return {"feed_forward": (moe,)}
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write(self, model: c.TransformerConfig) -> Options | None:
         """Fields of the experts and of the network."""
-        branch = config.feed_forward[0]
-        if isinstance(branch, c.GLU):
-            return {"num_local_experts": 0, "shared_intermediate_size": branch.hidden_dim}
-        has_shared = isinstance(branch, c.MoE) and branch.shared is not None
-        return super().write(config) if has_shared else None
+        branch: Any = model.feed_forward[0]
+        experts = branch if isinstance(branch, c.MoE) else None
+        network = branch if experts is None else experts.shared and experts.shared.expert
+        if not isinstance(network, c.GLU):
+            return None
+        entries: Options | None = {
+            "num_local_experts": 0,
+            "intermediate_size": network.hidden_dim,
+            "hidden_act": hf_activation_name(network.activation),
+        }
+        if experts is not None:
+            entries = EXPERTS.write_moe(experts)
+        return entries and {**entries, "shared_intermediate_size": network.hidden_dim}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeByName(OneRope):
+class RopeByName(RopeField):
     """RoPE, if ``position_embedding_type`` says so."""
 
-    def read(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         """RoPE or nothing."""
         has_rope = {"rope": True, "nope": False, "none": False}
         if reader.choice("position_embedding_type", "none", has_rope):
-            return super().read(reader, windows)
+            return super().read_positions(reader, windows)
         for name in ROPE_FIELDS:  # without effect
             reader.get(name)
         return (None,)
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write(self, model: c.TransformerConfig) -> dict[str, Any]:
         """The fields of config.json."""
-        fields = super().write(config)
-        return {"position_embedding_type": None if fields is None else "rope", **(fields or {})}
+        name = "position_embedding_type"
+        rope = first_rope(model)
+        return {name: None} if rope is None else {name: "rope", **self.write_rope(rope)}
 
 
 @dataclass(frozen=True)
-class GraniteHybrid(BambaLike):
-    """Layers by types that have old names and new ones."""
+class OldOrNewTypes(PerLayer):
+    """The type of each layer, whose field has an old name and a new one."""
 
-    def read_layer_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-        """Which layers have attention."""
+    def read(self, reader: ConfigReader, num_layers: int, default: Any) -> tuple[Any, ...]:
+        """Whether each layer has attention."""
         name = "layer_types" if "layer_types" in reader else "layers_block_type"
-        return p.read_layer_types(reader, num_layers, lambda i: False, LAYER_TYPES, name=name)
+        return PerLayer(name, self.words).read(reader, num_layers, default)
 
 
 FAMILIES = (
-    GraniteHybrid(
+    Family(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        sizes={"num_attention_heads": 32},
-        positions=RopeByName(),
-        biases=(BiasField("attention_bias", p.ALL_BIASES),),
-        branch=GraniteHybridExperts(fields=GRANITE_EXPERTS.fields),
-        fields=GRANITE_MULTIPLIERS,
-        mixer_rules=mamba2_rules(f"{p.LAYER_PREFIX}.mamba"),
-        may_lack_kinds=True,
-    ).family(),
+        template(),
+        (
+            *(*p.decoder(heads=32), p.ATTENTION_BIAS),
+            *(*p.GRANITE_MULTIPLIERS, RopeByName(), ExpertsBesideNetwork()),
+            Mixer(
+                kind=bamba_fields(1e-6),
+                types=OldOrNewTypes("layer_types", WORDS),
+                default=lambda reader, num_layers: lambda i: False,
+                may_lack_kinds=True,
+            ),
+        ),
+        decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS, *mamba2_rules(f"{p.LAYER_PREFIX}.mamba")),
+            *of_kind(c.MultiHead, *p.ATTENTION, *p.QK_NORMS),
+            *e.GRANITE_RULES,
+            *fused_rules(f"{SHARED}.input_linear", "feed_forward", ("gate", "up")),
+            *linear_rules(f"{SHARED}.output_linear", "feed_forward/down"),
+        ),
+        attention_types=(c.LinearAttention, c.MultiHead),
+    ),
 )

@@ -1,4 +1,4 @@
-"""Llama and the families that differ from it in a few fields: each is a row of `ROWS`.
+"""Llama and the families that differ from it in a few fields: each is a row of `FAMILIES`.
 
 Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 """
@@ -7,57 +7,91 @@ from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import (
-    EXPERT_RULES,
-    GPT_OSS_EXPERTS,
-    GRANITE_EXPERTS,
-    MOE,
-    DeepSeekMoE,
-    Experts,
-    GraniteSharedExperts,
-    HunyuanExperts,
-    HunyuanV3MoE,
-    QwenMoE,
-    deepseek_experts,
-    deepseek_rules,
-    mixtral_experts,
-    olmo_fields,
-    qwen_experts,
+from jaxformer.interop.config_fields import (
+    OPTIONAL_NUMBER,
+    BiasesField,
+    ConfigField,
+    Field,
+    Options,
+    PresenceField,
+    Unused,
+    fixed,
+    heads,
+    template,
 )
-from jaxformer.interop.families.llama_like_family import FEED_FORWARD_BIAS, BiasField, LlamaLike
-from jaxformer.interop.families.llama_like_options import (
-    FUSED_GLU,
-    GRANITE_MULTIPLIERS,
-    Dense,
-    LastLayerWindows,
-    LayerTypeWindows,
-    OneRope,
-    OneWindow,
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.ropes import (
     RopeAndQueryScaling,
     RopeByLayerType,
     RopeByNumber,
     RopeOfWindows,
     RopeWithAlpha,
 )
-from jaxformer.interop.families.option_fields import Field
-from jaxformer.interop.param_mapping import MappingRule, branch_rules, norm_rules, qk_norm_rules
+from jaxformer.interop.families.windows import LastLayerWindows, Windows, by_pattern, from_layer
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import (
+    MappingRule,
+    branch_rules,
+    decoder_mapping,
+    layer_norm_rules,
+    norm_rules,
+    qk_norm_rules,
+)
+from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import SwapHeadHalves
 
+LLAMA = template()
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
+NO_CHOICE = "this family has no such choice"
 EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-SIGMOID = c.Router(score="sigmoid", selection_bias=True)
-EPS_5 = c.RMSNorm(eps=1e-5)
-ATTENTION_BIAS = BiasField("attention_bias", p.ALL_BIASES)
-MLP_BIAS = BiasField("mlp_bias", FEED_FORWARD_BIAS)
-HUNYUAN: dict[str, Any] = dict(
-    norm=EPS_5,
-    positions=RopeWithAlpha(),
-    biases=(ATTENTION_BIAS,),
-    qk_norm=c.QKNorm(placement="after_rope"),
-    qk_norm_rules=qk_norm_rules(p.SELF_ATTENTION, "query_layernorm", "key_layernorm"),
+QK_NORM = template(attention=heads(qk_norm=c.QKNorm()))
+WIDE_QK_NORM = template(attention=heads(qk_norm=c.QKNorm(over="width")))
+LAYER = (*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION)
+MOE_LAYER = (*LAYER, *p.QK_NORMS)
+GLM_NORMS = layer_norm_rules(
+    p.LAYER_PREFIX,
+    pre_attention_norm="input_layernorm",
+    post_attention_norm="post_self_attn_layernorm",
+    pre_feed_forward_norm="post_attention_layernorm",
+    post_feed_forward_norm="post_mlp_layernorm",
 )
+HUNYUAN_QK_NORM = c.QKNorm(placement="after_rope")
+HUNYUAN_RULES = (*LAYER, *qk_norm_rules(p.SELF_ATTENTION, "query_layernorm", "key_layernorm"))
+GPT_OSS_EXPERTS = e.Experts(
+    moe=c.MoE(
+        expert=c.ClampedGEGLU(hidden_dim=1), num_experts=4, top_k=4, router=c.Router(bias=True)
+    ),
+    fields=(
+        Field("intermediate_size", "expert.hidden_dim", 2880),
+        Field("swiglu_limit", "expert.limit", 7.0),
+        Field("swiglu_alpha", "expert.alpha", 1.702),
+        Field("num_local_experts", "num_experts", 128),
+        Field("num_experts_per_tok", "top_k", 4),
+        *fixed(hidden_act="silu"),
+        Unused("experts_per_token", "initial_context_length"),
+    ),
+)
+STABLELM_QK_NORM = c.QKNorm(norm=c.LayerNorm(parameters="scale"), over="each_head")
+# The norms of queries and keys of StableLM have a tensor for each head.
+STABLELM_NORMS = tuple(
+    MappingRule(
+        f"{p.SELF_ATTENTION}.{name[0]}_layernorm.norms.{{expert}}.weight",
+        f"attention/{name}_norm/scale",
+    )
+    for name in ("query", "key")
+)
+
+
+def same_number(reader: ConfigReader, name: str, default: int) -> int:
+    """Read a number, or a list with the same number for each layer."""
+    if not isinstance(reader.get(name), list):
+        return reader.integer(name, default)
+    numbers = set(reader.sequence(name, int) or ())
+    if len(numbers) != 1:
+        reader.add_problem(name, "expected one number, the same in all layers.")
+    return next(iter(numbers), default)
 
 
 def swap_head_halves(rule: MappingRule) -> MappingRule:
@@ -66,353 +100,380 @@ def swap_head_halves(rule: MappingRule) -> MappingRule:
     return replace(rule, transform=SwapHeadHalves(part=part))
 
 
-ROWS = (
-    LlamaLike(
-        "llama", "LlamaForCausalLM", biases=(ATTENTION_BIAS, MLP_BIAS), heads_divide_width=True
+class RopeObject:
+    """A file without the scaling of RoPE is refused: it does not say which transformers uses."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """Record the problem."""
+        if "rope_parameters" not in reader and "rope_scaling" not in reader:
+            reader.add_problem("rope_parameters", "the scaling of RoPE must be in the file.")
+        return {}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """No entries."""
+        return {}
+
+
+def row(
+    model_type: str,
+    architecture: str,
+    *fields: ConfigField,
+    template: c.TransformerConfig = LLAMA,
+    tensors: tuple[MappingRule, ...] = p.LLAMA,
+    **more: Any,
+) -> Family:
+    """A family, by default with Llama's template and the usual names of tensors."""
+    return Family(model_type, architecture, template, fields, decoder_mapping(*tensors), **more)
+
+
+FAMILIES = (
+    row(
+        "llama",
+        "LlamaForCausalLM",
+        *(*p.decoder(), *p.GLU, RopeField(), p.ATTENTION_BIAS, p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH),
     ),
-    LlamaLike(
+    # As Llama, except: one window for all layers.
+    row(
         "mistral",
         "MistralForCausalLM",
-        kv_heads=8,
-        positions=OneRope(max_length=131_072),
-        windows=OneWindow(default=4096),
+        *(*p.decoder(kv_heads=8), *p.GLU, Windows(4096), RopeField(max_length=131_072)),
     ),
-    LlamaLike(
+    # As Llama, except: biases of queries, keys and values; the last layers may have a window.
+    row(
         "qwen2",
         "Qwen2ForCausalLM",
-        kv_heads=32,
-        positions=OneRope(max_length=32_768),
-        windows=LastLayerWindows(),
-        constant_biases=p.QKV,
+        *(*p.decoder(kv_heads=32), *p.GLU, LastLayerWindows(), RopeField(max_length=32_768)),
+        template=template(attention=heads(biases=p.QKV)),
     ),
-    LlamaLike(
+    # As Mistral, except: experts.
+    row(
         "mixtral",
         "MixtralForCausalLM",
-        kv_heads=8,
-        norm=EPS_5,
-        positions=OneRope(base=1e6, max_length=131_072),
-        windows=OneWindow(default=None),
-        branch=mixtral_experts(),
+        *(*p.decoder(kv_heads=8, eps=1e-5), e.mixtral_experts(), Windows(None)),
+        RopeField(base=1e6, max_length=131_072),
+        tensors=(*MOE_LAYER, *e.MIXTRAL_RULES),
     ),
-    LlamaLike(
+    # As Qwen 2, except: norms of queries and keys, no biases.
+    row(
         "qwen3",
         "Qwen3ForCausalLM",
-        kv_heads=32,
-        head_dim=128,
-        positions=OneRope(max_length=32_768),
-        windows=LastLayerWindows(),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(),
+        *(*p.decoder(kv_heads=32, head_dim=128), *p.GLU, p.ATTENTION_BIAS, LastLayerWindows()),
+        RopeField(max_length=32_768),
+        template=QK_NORM,
     ),
-    LlamaLike(
+    # As Llama, except: norms after the branches, and of all queries and all keys together.
+    row(
         "olmo2",
         "Olmo2ForCausalLM",
-        norm=EPS_5,
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(over="width"),
-        norm_placement="res_post",
+        *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS, RopeField()),
+        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
     ),
-    LlamaLike(
+    # As Llama, except: LayerNorm without parameters, clipped queries, keys and values.
+    row(
         "olmo",
         "OlmoForCausalLM",
-        norm=c.LayerNorm(eps=1e-5, parameters="none"),
-        norm_field=None,
-        biases=(ATTENTION_BIAS,),
-        fields=(Field("clip_qkv", "attention.clip_qkv", read=ConfigReader.optional_number),),
+        *(*p.decoder(eps=None), *p.GLU, p.ATTENTION_BIAS, RopeField()),
+        Field("clip_qkv", "attention.clip_qkv", parse=OPTIONAL_NUMBER),
+        template=template(norm=c.LayerNorm(eps=1e-5, parameters="none")),
     ),
-    LlamaLike(
+    # As Llama, except: LayerNorm whose scale is 1 + weight, squared ReLU without a gate.
+    row(
         "nemotron",
         "NemotronForCausalLM",
-        norm=c.LayerNorm(scale_offset=1.0),
-        norm_field="norm_eps",
-        positions=OneRope(max_length=4096, fraction=0.5),
-        biases=(ATTENTION_BIAS, MLP_BIAS),
-        branch=Dense(c.MLP, "relu2"),
+        *(*p.decoder(eps=1e-5, eps_name="norm_eps"), *p.glu(activation="relu2")),
+        *(RopeField(max_length=4096, fraction=0.5), p.ATTENTION_BIAS, p.MLP_BIAS),
+        template=template(norm=c.LayerNorm(scale_offset=1.0), feed_forward=(c.MLP(hidden_dim=1),)),
     ),
-    LlamaLike(
+    # As Qwen 3, except: experts; one window for all layers.
+    row(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        kv_heads=4,
-        positions=OneRope(max_length=32_768),
-        windows=OneWindow(default=4096, switch="use_sliding_window"),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(),
-        branch=QwenMoE(**qwen_experts(128, 8)),
+        *(*p.decoder(kv_heads=4), e.qwen_experts(128, 8), p.ATTENTION_BIAS),
+        *(Windows(4096, "use_sliding_window"), RopeField(max_length=32_768)),
+        template=QK_NORM,
+        tensors=(*MOE_LAYER, *e.QWEN_RULES),
     ),
-    LlamaLike(
+    # As Llama, except: squared ReLU without a gate.
+    row(
         "arcee",
         "ArceeForCausalLM",
-        norm=EPS_5,
-        biases=(ATTENTION_BIAS, MLP_BIAS),
-        branch=Dense(c.MLP, "relu2"),
-        heads_divide_width=True,
+        *(*p.decoder(eps=1e-5), *p.glu(activation="relu2"), RopeField(), p.ATTENTION_BIAS),
+        *(p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH),
+        template=template(feed_forward=(c.MLP(hidden_dim=1),)),
     ),
-    LlamaLike(
+    # As Llama, except: a field of its own for the bias of the output.
+    row(
         "seed_oss",
         "SeedOssForCausalLM",
-        kv_heads=8,
-        head_dim=128,
-        positions=OneRope(max_length=524_288),
-        biases=(
-            BiasField("attention_bias", p.QKV, default=True),
-            BiasField("attention_out_bias", ("out",)),
-            MLP_BIAS,
-        ),
+        *(*p.decoder(kv_heads=8, head_dim=128), *p.GLU, p.MLP_BIAS),
+        BiasesField("attention_bias", default=True, layers=p.QKV),
+        *(BiasesField("attention_out_bias", layers=("out",)), RopeField(max_length=524_288)),
     ),
-    LlamaLike(
+    # As Mistral, except: windows by layer.
+    row(
         "ministral",
         "MinistralForCausalLM",
-        kv_heads=8,
-        positions=OneRope(max_length=131_072),
-        windows=LayerTypeWindows(default=4096),
+        *(*p.decoder(kv_heads=8), *p.GLU, Windows(4096, rule=by_pattern(), may_lack_size=True)),
+        RopeField(max_length=131_072),
     ),
-    LlamaLike(
+    # As Llama, except: RoPE turns neighbours; one field for all biases.
+    row(
         "ernie4_5",
         "Ernie4_5ForCausalLM",
-        kv_heads=2,
-        head_dim=128,
-        norm=EPS_5,
-        tied=True,
-        positions=OneRope(base=5e5, max_length=131_072, pairing="neighbours"),
-        biases=(BiasField("use_bias", (*p.ALL_BIASES, *FEED_FORWARD_BIAS)),),
+        *(*p.decoder(kv_heads=2, head_dim=128, eps=1e-5, tied=True), *p.GLU),
+        BiasesField("use_bias", layers=p.ALL_BIASES),
+        Field("use_bias", "feed_forward.bias", False),
+        RopeField(base=5e5, max_length=131_072, pairing="neighbours"),
     ),
-    LlamaLike(
+    # As Llama, except: norms before and after the branches, half of a head turned.
+    row(
         "glm4",
         "Glm4ForCausalLM",
-        kv_heads=2,
-        head_dim=128,
-        norm=c.RMSNorm(eps=1.5625e-7),
-        positions=OneRope(max_length=131_072, pairing="neighbours", fraction=0.5),
-        biases=(BiasField("attention_bias", p.QKV, default=True),),
-        norm_placement="sandwich",
-        branch=Dense(rules=FUSED_GLU),
+        *(*p.decoder(kv_heads=2, head_dim=128, eps=1.5625e-7), *p.GLU),
+        BiasesField("attention_bias", default=True, layers=p.QKV),
+        RopeField(max_length=131_072, pairing="neighbours", fraction=0.5),
+        template=template(norm_placement="sandwich"),
+        tensors=(*p.TOP_LEVEL, *GLM_NORMS, *p.ATTENTION, *p.QK_NORMS, *p.FUSED_GLU),
     ),
-    LlamaLike(
+    # As Llama, except: every fourth layer has no positions; windows by layer.
+    row(
         "smollm3",
         "SmolLM3ForCausalLM",
-        kv_heads=4,
-        tied=True,
-        positions=RopeByNumber(base=2e6, max_length=32_768),
-        windows=LayerTypeWindows(default=None, switch="use_sliding_window"),
-        biases=(ATTENTION_BIAS, MLP_BIAS),
+        *(*p.decoder(kv_heads=4, tied=True), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS),
+        Windows(None, "use_sliding_window", by_pattern(), may_lack_size=True),
+        RopeByNumber(base=2e6, max_length=32_768),
     ),
-    LlamaLike(
+    # As OLMo 2, except: norms of each head; windows by layer, and no positions without one.
+    row(
         "exaone4",
         "Exaone4ForCausalLM",
-        kv_heads=32,
-        norm=EPS_5,
-        positions=RopeOfWindows(),
-        windows=LayerTypeWindows(default=4096, period=4),
-        qk_norm=c.QKNorm(),
-        norm_placement="res_post",
+        *(*p.decoder(kv_heads=32, eps=1e-5), *p.GLU),
+        *(Windows(4096, rule=by_pattern(4), may_lack_size=True), RopeOfWindows()),
+        template=replace(QK_NORM, norm_placement="res_post"),
     ),
-    LlamaLike(
+    # As OLMo 2, except: windows by layer, and a RoPE for each kind of layer.
+    row(
         "olmo3",
         "Olmo3ForCausalLM",
-        norm=EPS_5,
-        positions=RopeByLayerType(base=5e5),
-        windows=LayerTypeWindows(default=4096, period=4),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(over="width"),
-        norm_placement="res_post",
+        *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS),
+        *(Windows(4096, rule=by_pattern(4), may_lack_size=True), RopeByLayerType(base=5e5)),
+        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
     ),
-    LlamaLike(
+    # As Llama, except: experts; norms of all queries and all keys together, after which it clips.
+    row(
         "olmoe",
         "OlmoeForCausalLM",
-        norm=EPS_5,
-        positions=OneRope(max_length=4096),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(over="width"),
-        branch=Experts(fields=olmo_fields(64, 8), rules=EXPERT_RULES),
-        constants={"clip_qkv": None},  # it clips after the norm
+        *(*p.decoder(eps=1e-5), p.ATTENTION_BIAS, RopeField(max_length=4096)),
+        *(e.Experts(fields=e.olmo_fields(64, 8)), *fixed(clip_qkv=None)),
+        template=WIDE_QK_NORM,
+        tensors=(*p.LLAMA, *e.EXPERT_RULES),
     ),
-    LlamaLike(
+    # As OLMo 2, except: experts.
+    row(
         "flex_olmo",
         "FlexOlmoForCausalLM",
-        positions=OneRope(base=5e5, max_length=4096),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(over="width"),
-        norm_placement="res_post",
-        branch=Experts(fields=olmo_fields(7, 5), rules=EXPERT_RULES),
+        *(*p.decoder(), p.ATTENTION_BIAS, e.Experts(fields=e.olmo_fields(7, 5))),
+        RopeField(base=5e5, max_length=4096),
+        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
+        tensors=(*p.LLAMA, *e.EXPERT_RULES),
     ),
-    LlamaLike(
+    # As Qwen 2, except: experts, one of them shared with a gate.
+    row(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        kv_heads=16,
-        positions=OneRope(max_length=32_768),
-        windows=LastLayerWindows(),
-        biases=(BiasField("qkv_bias", p.QKV, default=True),),
-        branch=QwenMoE(**qwen_experts(60, 4, width=1408, dense_width=5632, shared_width=5632)),
+        *(*p.decoder(kv_heads=16), BiasesField("qkv_bias", default=True, layers=p.QKV)),
+        e.qwen_experts(60, 4, width=1408, dense_width=5632, shared_width=5632),
+        *(LastLayerWindows(), RopeField(max_length=32_768)),
+        tensors=(*MOE_LAYER, *e.QWEN_RULES),
     ),
-    LlamaLike(
+    # DeepSeek V3's experts with grouped queries, half of a head turned.
+    row(
         "glm4_moe",
         "Glm4MoeForCausalLM",
-        kv_heads=8,
-        norm=EPS_5,
-        positions=OneRope(max_length=131_072, fraction=0.5),
-        biases=(BiasField("attention_bias", p.QKV),),
-        qk_norm=c.QKNorm(),
-        qk_norm_field="use_qk_norm",
-        branch=DeepSeekMoE(first_dense=1, **deepseek_experts(128, 8, width=1408)),
+        PresenceField("use_qk_norm", "attention.qk_norm", part=c.QKNorm()),
+        *p.decoder(kv_heads=8, eps=1e-5),
+        e.deepseek_experts(128, 8, width=1408, layers=e.DenseFirst(1)),
+        BiasesField("attention_bias", layers=p.QKV),
+        RopeField(max_length=131_072, fraction=0.5),
+        tensors=(*MOE_LAYER, *e.deepseek_rules()),
+        predicts_further_tokens=True,
     ),
-    LlamaLike(
+    # As GLM 4.5, except: norms of queries and keys, windows by layer.
+    row(
         "dots1",
         "Dots1ForCausalLM",
-        windows=LastLayerWindows(switch=None, first=62),
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(),
-        branch=DeepSeekMoE(
-            **deepseek_experts(width=1408, router=replace(SIGMOID, renormalise=False))
-        ),
+        *(*p.decoder(), p.ATTENTION_BIAS, LastLayerWindows(switch=None, rule=from_layer(62))),
+        e.deepseek_experts(width=1408, router=replace(e.SIGMOID, renormalise=False)),
+        RopeField(),
+        template=QK_NORM,
+        tensors=(*MOE_LAYER, *e.deepseek_rules()),
+        predicts_further_tokens=True,
     ),
-    LlamaLike(
+    # As EXAONE 4, except: DeepSeek's experts, norms before the branches.
+    row(
         "exaone_moe",
         "ExaoneMoeForCausalLM",
-        kv_heads=32,
-        norm=EPS_5,
-        positions=RopeOfWindows(),
-        windows=LayerTypeWindows(default=4096, period=4),
-        qk_norm=c.QKNorm(),
-        branch=DeepSeekMoE(
-            first_dense=1,
-            has_layer_types=True,
-            rules=deepseek_rules(bias="e_score_correction_bias"),
-            **deepseek_experts(
-                64, 8, width=1024, router=replace(SIGMOID, scale=2.5), names=EXPERT_NAMES
-            ),
+        *p.decoder(kv_heads=32, eps=1e-5),
+        *(Windows(4096, rule=by_pattern(4), may_lack_size=True), RopeOfWindows()),
+        e.deepseek_experts(
+            *(64, 8),
+            width=1024,
+            router=replace(e.SIGMOID, scale=2.5),
+            names=EXPERT_NAMES,
+            layers=e.DenseFirst(1, has_types=True),
         ),
+        template=QK_NORM,
+        tensors=(*MOE_LAYER, *e.deepseek_rules(bias="e_score_correction_bias")),
+        predicts_further_tokens=True,
     ),
-    LlamaLike(
+    # As GLM 4.5, except: whole heads turned, all experts may be chosen, always renormalised.
+    row(
         "hy_v3",
         "HYV3ForCausalLM",
-        kv_heads=8,
-        head_dim=128,
-        norm=EPS_5,
-        positions=OneRope(base=11_158_840.0, max_length=131_072),
-        biases=(ATTENTION_BIAS, MLP_BIAS),
-        qk_norm=c.QKNorm(),
-        branch=HunyuanV3MoE(
-            first_dense=1,
-            has_layer_types=True,
-            rules=deepseek_rules("router.gate", "expert_bias", "shared_mlp"),
-            **deepseek_experts(
-                192,
-                8,
-                width=1536,
-                router=replace(SIGMOID, scale=2.826),
-                names=EXPERT_NAMES | {"routed_scaling_factor": "router_scaling_factor"},
-            ),
+        *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), p.ATTENTION_BIAS),
+        e.deepseek_experts(
+            *(192, 8),
+            width=1536,
+            router=replace(e.SIGMOID, scale=2.826),
+            names=EXPERT_NAMES | {"routed_scaling_factor": "router_scaling_factor"},
+            layers=e.DenseFirst(1, has_types=True),
+            more=fixed(NO_CHOICE, n_group=1, topk_group=1, norm_topk_prob=True),
+            dense=e.dense_fields(bias="mlp_bias"),
         ),
+        RopeField(base=11_158_840.0, max_length=131_072),
+        template=QK_NORM,
+        tensors=(*MOE_LAYER, *e.deepseek_rules("router.gate", "expert_bias", "shared_mlp")),
+        predicts_further_tokens=True,
     ),
-    LlamaLike(
+    # Experts with clamped gates, sinks, every other layer with a window.
+    row(
         "gpt_oss",
         "GptOssForCausalLM",
-        kv_heads=8,
-        head_dim=64,
-        norm=EPS_5,
-        positions=OneRope(base=1.5e5, max_length=131_072, has_default_scaling=True),
-        windows=LayerTypeWindows(default=128, period=2),
-        biases=(BiasField("attention_bias", p.ALL_BIASES, default=True),),
-        sinks=True,
-        branch=GPT_OSS_EXPERTS,
+        *(*p.decoder(kv_heads=8, head_dim=64, eps=1e-5), GPT_OSS_EXPERTS),
+        BiasesField("attention_bias", default=True, layers=p.ALL_BIASES),
+        *(Windows(128, rule=by_pattern(2), may_lack_size=True), RopeObject()),
+        RopeField(base=1.5e5, max_length=131_072),
+        template=template(attention=heads(sinks=True)),
+        tensors=(*MOE_LAYER, *e.GPT_OSS_RULES),
     ),
-    LlamaLike(
+    # As Mixtral, except: chosen by sigmoid and a bias, norms of all queries and keys together.
+    row(
         "minimax_m2",
         "MiniMaxM2ForCausalLM",
-        kv_heads=8,
-        head_dim=128,
-        positions=OneRope(base=5e6, max_length=196_608, fraction=1.0),
-        qk_norm=c.QKNorm(over="width"),
-        branch=mixtral_experts(256, 8, moe=replace(MOE, router=SIGMOID)),
+        *p.decoder(kv_heads=8, head_dim=128),
+        e.mixtral_experts(256, 8, moe=replace(e.MOE, router=e.SIGMOID)),
+        RopeField(base=5e6, max_length=196_608, fraction=1.0),
+        template=WIDE_QK_NORM,
+        tensors=(*MOE_LAYER, *e.MIXTRAL_RULES),
     ),
-    LlamaLike(
+    # As Llama, except: multipliers of the embedding, the scores, the branches and the logits.
+    row(
         "granite",
         "GraniteForCausalLM",
-        biases=(ATTENTION_BIAS, MLP_BIAS),
-        fields=GRANITE_MULTIPLIERS,
+        *(*p.decoder(), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS, *p.GRANITE_MULTIPLIERS),
+        RopeField(),
     ),
-    LlamaLike(
+    # As Granite, except: experts, all in two tensors.
+    row(
         "granitemoe",
         "GraniteMoeForCausalLM",
-        biases=(ATTENTION_BIAS,),
-        fields=GRANITE_MULTIPLIERS,
-        branch=GRANITE_EXPERTS,
+        *(*p.decoder(), p.ATTENTION_BIAS, e.mixtral_experts(), *p.GRANITE_MULTIPLIERS),
+        RopeField(),
+        tensors=(*MOE_LAYER, *e.GRANITE_RULES),
     ),
-    LlamaLike(
+    # As Granite with experts, except: one more is shared.
+    row(
         "granitemoeshared",
         "GraniteMoeSharedForCausalLM",
-        biases=(ATTENTION_BIAS,),
-        fields=GRANITE_MULTIPLIERS,
-        branch=GraniteSharedExperts(fields=GRANITE_EXPERTS.fields, rules=GRANITE_EXPERTS.rules),
+        *(*p.decoder(), p.ATTENTION_BIAS, e.GRANITE_SHARED_EXPERTS, *p.GRANITE_MULTIPLIERS),
+        RopeField(),
+        tensors=(*MOE_LAYER, *e.GRANITE_RULES),
     ),
-    LlamaLike(
+    # As Llama, except: RoPE turns neighbours.
+    row(
         "helium",
         "HeliumForCausalLM",
-        kv_heads=20,
-        head_dim=128,
-        norm=c.RMSNorm(eps=1e-8),
-        positions=OneRope(base=1e5, max_length=4096, pairing="neighbours"),
-        biases=(BiasField("attention_bias", p.QKV), MLP_BIAS),
+        *(*p.decoder(kv_heads=20, head_dim=128, eps=1e-8), *p.GLU, p.MLP_BIAS),
+        BiasesField("attention_bias", layers=p.QKV),
+        RopeField(base=1e5, max_length=4096, pairing="neighbours"),
     ),
-    LlamaLike("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", **HUNYUAN),
-    LlamaLike("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", **HUNYUAN, branch=HunyuanExperts()),
-    LlamaLike(
+    # As Llama, except: norms of queries and keys after RoPE.
+    row(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS, RopeWithAlpha()),
+        template=template(attention=heads(qk_norm=HUNYUAN_QK_NORM)),
+        tensors=(*HUNYUAN_RULES, *p.FEED_FORWARD),
+    ),
+    # As it, except: experts and a shared one, all of one width.
+    row(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        *(*p.decoder(eps=1e-5), p.ATTENTION_BIAS, RopeWithAlpha()),
+        e.Experts(
+            moe=replace(e.MOE, shared=c.SharedExpert(expert=e.MOE.expert)),
+            fields=(
+                *(e.WIDTH, e.ACTIVATION, *e.shared_fields("intermediate_size")),
+                Field("num_experts", "num_experts", 1, same_number),
+                Field("moe_topk", "top_k", 1, same_number),
+            ),
+        ),
+        template=template(attention=heads(qk_norm=HUNYUAN_QK_NORM)),
+        tensors=(
+            *(*HUNYUAN_RULES, *e.expert_rules(e.PREFIX, router="gate.wg")),
+            *e.glu_rules(f"{e.PREFIX}.shared_mlp", e.SHARED),
+        ),
+    ),
+    # As Mistral, except: queries grow with the position.
+    row(
         "ministral3",
         "Ministral3ForCausalLM",
-        kv_heads=8,
-        head_dim=128,
-        norm=EPS_5,
-        positions=RopeAndQueryScaling(max_length=262_144),
-        windows=OneWindow(default=None),
+        *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), *p.GLU, Windows(None)),
+        RopeAndQueryScaling(max_length=262_144),
     ),
-    LlamaLike(
+    # As Llama, except: LayerNorm, a quarter of a head turned, perhaps a parallel block.
+    row(
         "stablelm",
         "StableLmForCausalLM",
-        kv_heads=32,
-        norm=c.LayerNorm(),
-        norm_field="layer_norm_eps",
-        norm_rules=(*p.PRE_NORMS, *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_norm")),
-        positions=OneRope(max_length=4096, fraction=0.25),
-        biases=(BiasField("use_qkv_bias", p.QKV),),
-        qk_norm=c.QKNorm(norm=c.LayerNorm(parameters="scale"), over="each_head"),
-        qk_norm_field="qk_layernorm",
-        qk_norm_rules=tuple(  # a tensor for each head
-            MappingRule(
-                f"{p.SELF_ATTENTION}.{name[0]}_layernorm.norms.{{expert}}.weight",
-                f"attention/{name}_norm/scale",
-            )
-            for name in ("query", "key")
+        PresenceField("qk_layernorm", "attention.qk_norm", part=STABLELM_QK_NORM),
+        *p.decoder(kv_heads=32, eps=1e-5, eps_name="layer_norm_eps"),
+        Field("use_parallel_residual", "block", False, choices=PARALLEL_BLOCK),
+        *(*p.GLU, BiasesField("use_qkv_bias", layers=p.QKV)),
+        *(RopeField(max_length=4096, fraction=0.25), p.HEADS_DIVIDE_WIDTH),
+        template=template(norm=c.LayerNorm()),
+        tensors=(
+            *(
+                *LAYER,
+                *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_norm"),
+                *p.FEED_FORWARD,
+            ),
+            *STABLELM_NORMS,
         ),
-        fields=(Field("use_parallel_residual", "block", False, choices=PARALLEL_BLOCK),),
-        heads_divide_width=True,
     ),
-    # Norms without parameters, also of the embedding. RoPE turns backwards, which is turning with
-    # the halves of each head swapped, so they are swapped in the kernels. Queries and keys are
-    # normed after RoPE, which is the same without parameters.
-    LlamaLike(
+    # As Llama, except: squared ReLU without a gate, a cap of the logits, norms without parameters,
+    # also of the embedding, queries and keys. RoPE turns backwards, which is turning with the
+    # halves of each head swapped, so they are swapped in the kernels. Queries and keys are normed
+    # after RoPE, which is the same without parameters.
+    row(
         "nanochat",
         "NanoChatForCausalLM",
-        norm=c.RMSNorm(parameters="none"),
-        embedding_norm=True,
-        biases=(ATTENTION_BIAS,),
-        qk_norm=c.QKNorm(norm=c.RMSNorm(parameters="none")),
-        attention_rules=(
+        *(*p.decoder(), *p.glu(activation="relu2"), p.ATTENTION_BIAS),
+        Field("final_logit_softcapping", "head.softcap", 15.0, OPTIONAL_NUMBER),
+        RopeField(),
+        template=template(
+            norm=c.RMSNorm(parameters="none"),
+            attention=heads(qk_norm=c.QKNorm(norm=c.RMSNorm(parameters="none"))),
+            feed_forward=(c.MLP(hidden_dim=1),),
+            embedding=c.Embedding(norm=c.RMSNorm(parameters="none")),
+        ),
+        tensors=(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS),
             *map(
                 swap_head_halves,
                 branch_rules(p.SELF_ATTENTION, "attention", query="q_proj", key="k_proj"),
             ),
             *branch_rules(p.SELF_ATTENTION, "attention", value="v_proj", out="o_proj"),
-        ),
-        branch=Dense(
-            c.MLP,
-            "relu2",
-            rules=branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="fc1", down="fc2"),
-        ),
-        fields=(
-            Field(
-                "final_logit_softcapping", "head.softcap", 15.0, read=ConfigReader.optional_number
-            ),
+            *branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="fc1", down="fc2"),
         ),
     ),
 )
-FAMILIES = tuple(row.family() for row in ROWS)

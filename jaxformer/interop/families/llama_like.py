@@ -1,12 +1,11 @@
 """Tensor names and config.json fields shared by Llama-like families."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
+from jaxformer.interop.config_fields import BiasesField, Field, Fields, Options
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.transforms import FusedPerGroup
 
 LAYER_PREFIX = "model.layers.{layer}"
@@ -37,161 +36,148 @@ PRE_NORMS = m.layer_norm_rules(
 )
 TOP_LEVEL = m.top_level_rules("model.embed_tokens", "model.norm")
 ALL_BIASES: tuple[Any, ...] = (*QKV, "out")
-WINDOW_TYPES = {"sliding_attention": True, "full_attention": False}
+POST_NORMS = m.layer_norm_rules(
+    LAYER_PREFIX,
+    post_attention_norm="post_attention_layernorm",
+    post_feed_forward_norm="post_feedforward_layernorm",
+)
+FUSED_GLU = (
+    *m.fused_rules(f"{LAYER_PREFIX}.mlp.gate_up_proj", "feed_forward", ("gate", "up")),
+    *m.linear_rules(f"{LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+)
+# Norms are before the branches or after them; the name of one norm depends on that.
+LLAMA = (*TOP_LEVEL, *PRE_NORMS, *POST_NORMS, *ATTENTION, *QK_NORMS, *FEED_FORWARD)
 
 
-def read_sizes(reader: ConfigReader, **defaults: int) -> dict[str, Any]:
-    """Vocabulary, width and depth, as arguments of `TransformerConfig`."""
-    return {
-        "vocab_size": reader.integer("vocab_size", defaults.get("vocab_size")),
-        "model_dim": reader.integer("hidden_size", defaults.get("hidden_size")),
-        "num_layers": reader.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
-    }
-
-
-def read_heads(
-    reader: ConfigReader,
+def sizes(
     *,
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
-) -> dict[str, Any]:
-    """Numbers of heads and their width, as arguments of `MultiHead`.
+    vocab_size: int | None = None,
+    model_dim: int | None = None,
+    num_layers: int | None = None,
+) -> Fields:
+    """Fields of sizes and heads, with these defaults; None must be in the file.
 
     Args:
-        reader: The whole config.json.
         heads: Default of the number of heads.
         kv_heads: Default of the number of KV heads; None, and null in the file, mean all heads.
-        head_dim: Default of head_dim; None is model_dim / num_heads.
+        head_dim: Default of the width of a head; None is model_dim / num_heads.
+        vocab_size: Default of the vocabulary.
+        model_dim: Default of the width.
+        num_layers: Default of the depth.
     """
-    heads = reader.integer("num_attention_heads", heads)
-    if "num_key_value_heads" in reader.values or kv_heads is None:
-        kv_heads = heads
-    width = reader.integer("hidden_size", 0) or 1
-    return {
-        "num_heads": heads,
-        "num_kv_heads": reader.integer("num_key_value_heads", kv_heads),
-        "head_dim": reader.integer("head_dim", head_dim or max(1, width // max(1, heads))),
-    }
 
+    def read_kv_heads(reader: ConfigReader, name: str, default: Any) -> int:
+        is_null = name in reader.values or kv_heads is None
+        return reader.integer(
+            name, reader.integer("num_attention_heads", heads) if is_null else kv_heads
+        )
 
-def read_glu(
-    reader: ConfigReader,
-    *,
-    name: str = "hidden_act",
-    activation: str = "silu",
-    width_name: str = "intermediate_size",
-    hidden_dim: int | None = None,
-    bias: bool = False,
-) -> c.GLU:
-    """A gated feed-forward."""
-    return c.GLU(
-        hidden_dim=reader.integer(width_name, hidden_dim),
-        activation=reader.choice(name, activation, HF_ACTIVATIONS),
-        bias=bias,
+    return (
+        Field("vocab_size", "vocab_size", vocab_size),
+        Field("hidden_size", "model_dim", model_dim),
+        Field("num_hidden_layers", "num_layers", num_layers),
+        Field("num_attention_heads", "attention.num_heads", heads),
+        Field("num_key_value_heads", "attention.num_kv_heads", parse=read_kv_heads),
+        Field("head_dim", "attention.head_dim", head_dim or head_width),
     )
 
 
-def read_biases(reader: ConfigReader) -> tuple[Any, ...]:
-    """Biases of all four projections or of none."""
-    return ALL_BIASES if reader.boolean("attention_bias", False) else ()
+def head_width(options: Options) -> int:
+    """The width of a head where heads together are as wide as the model."""
+    return int(max(1, options["model_dim"] // max(1, options["attention.num_heads"])))
 
 
-def read_layer_types(
-    reader: ConfigReader,
-    count: int,
-    default: Callable[[int], bool],
-    known: Mapping[str, bool] = WINDOW_TYPES,
+def decoder(
     *,
-    name: str = "layer_types",
-) -> tuple[bool, ...]:
-    """Which layers are of a kind: those with a window, or those of `known`.
+    eps: float | None = 1e-6,
+    eps_name: str = "rms_norm_eps",
+    tied: bool = False,
+    **size_defaults: Any,
+) -> Fields:
+    """Fields of sizes, norms and the head, with these defaults.
 
     Args:
-        reader: The whole config.json.
-        count: Number of layers.
-        default: Whether a layer is of the kind if the file lacks the field.
-        known: What each word means.
-        name: The field.
-
-    Returns:
-        One entry per layer.
+        eps: Default of the eps of all norms; None has no such field.
+        eps_name: The field of the eps.
+        tied: Whether the head is tied.
+        **size_defaults: As in `sizes`.
     """
-    words = reader.sequence(name, str)
-    if words is None:
-        return tuple(default(i) for i in range(count))
-    if len(words) != count or not set(words) <= set(known):
-        reader.add_problem(name, f"expected {' or '.join(known)} for each of {count} layers.")
-        return (False,) * count
-    return tuple(known[word] for word in words)
+    norms = () if eps is None else norm_eps(eps, eps_name)
+    return (*sizes(**size_defaults), *norms, Field("tie_word_embeddings", "head.tied", tied))
 
 
-def window_cycle(
-    reader: ConfigReader, sliding: tuple[bool, ...], window: int | None
-) -> tuple[Any, ...]:
-    """Windows of the layers, as a cycle."""
-    if window is None and any(sliding):
-        reader.add_problem("sliding_window", "layers with a window need this size.")
-    return tuple(window if here else None for here in sliding)
+def norm_eps(default: float = 1e-6, name: str = "rms_norm_eps") -> Fields:
+    """The field of the eps of all norms."""
+    paths = ("norm.eps", "attention.qk_norm.norm.eps", "embedding.norm.eps")
+    return tuple(Field(name, path, default) for path in paths)
+
+
+def glu(width: int | None = None, activation: str = "silu", name: str = "hidden_act") -> Fields:
+    """Fields of the feed-forward network, with these defaults; `name` is that of the activation."""
+    return (
+        Field("intermediate_size", "feed_forward.hidden_dim", width),
+        Field(name, "feed_forward.activation", activation),
+    )
+
+
+GLU = glu()
+UNTIED = Field("tie_word_embeddings", "head.tied", False)
+ATTENTION_BIAS = BiasesField("attention_bias", layers=ALL_BIASES)
+MLP_BIAS = Field("mlp_bias", "feed_forward.bias", False)
+
+
+class DivisorField(Field):
+    """A field whose inverse is the option."""
+
+    def read_value(self, reader: ConfigReader, options: Options) -> float:
+        """The inverse."""
+        divisor = super().read_value(reader, options)
+        if divisor == 0:
+            reader.add_problem(self.name, "the logits are divided by it.")
+        return 1 / (divisor or 1.0)
+
+    def write_value(self, value: float) -> float:
+        """The inverse."""
+        return 1 / value if value else 0.0
+
+
+GRANITE_MULTIPLIERS: Fields = (
+    Field("embedding_multiplier", "embedding.scale", 1.0),
+    Field("attention_multiplier", "attention.scale", 1.0),
+    Field("residual_multiplier", "residual_multiplier", 1.0),
+    DivisorField("logits_scaling", "head.multiplier", 1.0),
+)
+
+
+class HeadsDivideWidth:
+    """Transformers requires that the number of heads divides the width of the model."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """No options."""
+        return {}
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """No entries, or None for a model with another number of heads."""
+        return None if model.model_dim % model.layers[0].attention.num_heads else {}
 
 
 def heads_of(config: c.TransformerConfig) -> c.MultiHead:
-    """The attention of the layers, of which all have `MultiHead`, alike but for their cycles.
+    """The attention of the layers, or of the first that has `MultiHead`, alone or beside others.
 
     Raises:
         ValueError: The layers have other attention.
     """
     if isinstance(config.attention, c.MultiHead):
         return config.attention
-    names = sorted({type(layer.attention).__name__ for layer in config.layers})
-    raise ValueError(f"This needs one MultiHead for all layers; the model has {', '.join(names)}.")
+    parts = (part for layer in config.layers for part in layer.attention.parts)
+    attention = next((part for part in parts if isinstance(part, c.MultiHead)), None)
+    if attention is None:
+        names = sorted({type(layer.attention).__name__ for layer in config.layers})
+        raise ValueError(f"This needs MultiHead; the model has {', '.join(names)}.")
+    return attention
 
 
-def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
-    """Sizes, heads and the feed-forward, under the names that most families use."""
-    attention = heads_of(config)
-    branch: Any = config.feed_forward[0]
-    if isinstance(branch, c.MoE):
-        branch = branch.expert
-    fields: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "intermediate_size": branch.hidden_dim,
-        "tie_word_embeddings": config.head.tied,
-    }
-    if not isinstance(branch, c.ClampedGEGLU):
-        fields["hidden_act"] = hf_activation_name(branch.activation)
-    return fields
-
-
-def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:
-    """The window, and which layers have it."""
-    layers = [layer.window for layer in config.layers]
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in layers]
-    return {"sliding_window": first_window(config), "layer_types": kinds}
-
-
-def first_window(config: c.TransformerConfig) -> int | None:
-    """The first window of any layer."""
-    windows = (layer.window for layer in config.layers)
-    return next((window for window in windows if isinstance(window, int)), None)
-
-
-def has_rope(config: c.TransformerConfig) -> bool:
-    """Whether any layer has RoPE."""
-    return any(isinstance(layer.positions, c.Rope) for layer in config.layers)
-
-
-def is_rope_decoder(config: c.TransformerConfig) -> bool:
-    """Whether the model is a decoder with RoPE in its first layer."""
-    return isinstance(config.topology, c.Decoder) and isinstance(config.layers[0].positions, c.Rope)
-
-
-def first_rope(config: c.TransformerConfig) -> c.Rope:
-    """RoPE of the first layer that has it."""
-    positions = (layer.positions for layer in config.layers)
-    return next(p for p in positions if isinstance(p, c.Rope))
+HEADS_DIVIDE_WIDTH = HeadsDivideWidth()

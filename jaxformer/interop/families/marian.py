@@ -4,9 +4,8 @@ Marian shares one embedding between source, target and head, and adds a bias to 
 has three embeddings, and its positions start at the padding id + 1.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,16 +14,25 @@ import numpy as np
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like import ALL_BIASES
-from jaxformer.interop.families.option_fields import (
-    POSITIVE_INTEGER,
+from jaxformer.interop.config_fields import (
+    FactorField,
     Field,
-    FieldTable,
+    Fields,
+    HeadsField,
+    Options,
+    Repeated,
+    Unused,
+    Written,
+    fixed,
+    heads,
+    read_options,
+    root_of_width,
     template,
     with_options,
+    write_options,
 )
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
 from jaxformer.interop.transforms import Flatten, LinearKernel
 
@@ -58,153 +66,86 @@ STACKS = {
         *feed_forward_rules(DECODER),
     ),
 }
-MARIAN_MAPPING = m.ParamMapping(
-    top_level=(
-        m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
-        m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-        m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
-    ),
-    stacks=STACKS,
-)
-FSMT_MAPPING = m.ParamMapping(
-    top_level=(
-        *m.top_level_rules("model.decoder.embed_tokens", head="model.decoder.output_projection"),
-        m.MappingRule("model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"),
-    ),
-    stacks=STACKS,
-)
 SINUSOID_TENSORS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
-SIZES = (
-    Field("d_model", "model_dim"),
-    Field("encoder_layers", "topology.num_encoder_layers"),
-    Field("decoder_layers", "num_layers"),
-    Field("decoder_attention_heads", "attention.num_heads", None, POSITIVE_INTEGER),
-    Field("decoder_ffn_dim", "feed_forward.hidden_dim"),
-)
-CONSTANTS = {
-    **{"is_encoder_decoder": True, "static_position_embeddings": True},
-    **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), False),
-}
-MARIAN = FieldTable(
-    template=template(
-        c.MultiHead(num_heads=1, num_kv_heads=1, head_dim=1, positions=(None,), biases=ALL_BIASES),
-        c.MLP(hidden_dim=1, bias=True),
-        topology=c.EncoderDecoder(num_encoder_layers=1),
-        norm=c.LayerNorm(eps=1e-5),
-        norm_placement="post",
-        final_norm=False,
-        embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
-        head=c.LMHead(tied=True, bias=True),
-    ),
-    fields=(
-        *SIZES,
-        Field("vocab_size", "vocab_size"),
-        Field("activation_function", "feed_forward.activation", "gelu"),
-    ),
-    constants={
-        **CONSTANTS,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,  # False also unties source and target
-    },
-    unused=("extra_pos_embeddings", "add_bias_logits", "_num_labels"),
-    written={
-        "is_encoder_decoder": True,
-        **{"dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0},
-    },
+MARIAN = template(
+    topology=c.EncoderDecoder(num_encoder_layers=1),
+    norm=c.LayerNorm(eps=1e-5),
+    norm_placement="post",
+    final_norm=False,
+    embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
+    attention=heads(positions=(None,), biases=ALL_BIASES),
+    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
+    head=c.LMHead(tied=True, bias=True),
 )
 FSMT = replace(
-    MARIAN,
-    template=replace(
-        MARIAN.template,
-        embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor")),
-        head=c.LMHead(),
-    ),
-    fields=(
-        *SIZES,
-        Field("tgt_vocab_size", "vocab_size"),
-        Field("src_vocab_size", "topology.source_vocab_size"),
-        Field("activation_function", "feed_forward.activation", "relu"),
-    ),
-    constants={**CONSTANTS, "tie_word_embeddings": False},
-    unused=(*MARIAN.unused, "langs", "decoder"),
+    MARIAN, embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor")), head=c.LMHead()
+)
+ENCODER_FIELDS = (
+    HeadsField("encoder_attention_heads", width="d_model"),
+    Field("encoder_ffn_dim", "feed_forward.hidden_dim"),
 )
 
 
-def read_marian(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a marian model."""
-    config = _read(reader, MARIAN, reader.boolean("scale_embedding", False))
-    reader.require_value("decoder_vocab_size", config.vocab_size)
-    return config
+class PaddingField(Field):
+    """The id of padding, at which the rows of the positions start, after one that is zero."""
+
+    def read_value(self, reader: ConfigReader, options: Options) -> int:
+        """The row of position 0."""
+        return int(super().read_value(reader, options)) + 1
+
+    def write_value(self, value: int) -> int:
+        """The id."""
+        return value - 1
 
 
-def read_fsmt(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of an fsmt model."""
-    config = _read(reader, FSMT, reader.boolean("scale_embedding", True))
-    offset = reader.integer("pad_token_id", 1) + 1
-    return with_options(config, {"embedding.positions.offset": offset})
+@dataclass(frozen=True)
+class Encoder:
+    """Heads and width of the encoder's layers, where they are not those of the decoder.
+
+    Attributes:
+        template: Template of the family.
+    """
+
+    template: c.TransformerConfig
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The encoder's attention and network; None are the decoder's."""
+        encoder_options = read_options(reader, ENCODER_FIELDS, options)
+        decoder = with_options(self.template, options)
+        encoder = with_options(decoder, encoder_options)
+        parts = {name: getattr(encoder, name) for name in ("attention", "feed_forward")}
+        return {
+            f"topology.{name}": None if part == getattr(decoder, name) else part
+            for name, part in parts.items()
+        }
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The fields."""
+        return write_options(model.encoder_layers[0], ENCODER_FIELDS)
 
 
-def _read(reader: ConfigReader, table: FieldTable, scaled: bool) -> c.TransformerConfig:
-    scale = math.sqrt(reader.integer("d_model")) if scaled else 1.0
-    config = table.read(reader, {"embedding.scale": scale})
-    reader.require_value("num_hidden_layers", len(config.encoder_layers))
-    heads = reader.positive_integer("encoder_attention_heads")
-    if config.model_dim % heads and not reader.problems:
-        reader.add_problem(
-            "encoder_attention_heads", f"it must divide d_model, {config.model_dim}."
-        )
-    branch: Any = config.feed_forward[0]
-    attention = replace(
-        p.heads_of(config),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=max(1, config.model_dim // heads),
+def last_token(model: c.TransformerConfig) -> int:
+    """The id of the last token, which is padding in Marian."""
+    return model.vocab_size - 1
+
+
+def fields(*, activation: str, scaled: bool) -> Fields:
+    """Fields of both families, with these defaults."""
+    return (
+        Field("d_model", "model_dim"),
+        Field("encoder_layers", "topology.num_encoder_layers"),
+        Repeated("num_hidden_layers", lambda x: x["topology.num_encoder_layers"]),
+        Field("decoder_layers", "num_layers"),
+        HeadsField("decoder_attention_heads", width="d_model"),
+        Field("decoder_ffn_dim", "feed_forward.hidden_dim"),
+        Field("activation_function", "feed_forward.activation", activation),
+        FactorField("scale_embedding", "embedding.scale", scaled, factor=root_of_width),
+        *fixed(is_encoder_decoder=True, static_position_embeddings=True),
+        *fixed(normalize_before=False, normalize_embedding=False, add_final_layer_norm=False),
+        Unused("extra_pos_embeddings", "add_bias_logits", "_num_labels"),
+        Written(is_encoder_decoder=True),
+        Written(dropout=0.0, activation_dropout=0.0, attention_dropout=0.0),
     )
-    branch = replace(branch, hidden_dim=reader.integer("encoder_ffn_dim"))
-    options = {
-        "topology.attention": None if attention == config.attention else attention,
-        "topology.feed_forward": None if (branch,) == config.feed_forward else (branch,),
-    }
-    return with_options(config, options)
-
-
-def write_marian(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A marian's configuration from ours."""
-    fields = _write(config, MARIAN)
-    return fields and {
-        **fields,
-        "tie_word_embeddings": config.head.tied,
-        "pad_token_id": config.vocab_size - 1,
-        "decoder_start_token_id": config.vocab_size - 1,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-    }
-
-
-def write_fsmt(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """An fsmt's configuration from ours."""
-    fields, positions = _write(config, FSMT), config.embedding.positions
-    if fields is None or not isinstance(positions, c.Sinusoid):
-        return None
-    return {
-        **fields,
-        "langs": ["source", "target"],
-        "tie_word_embeddings": False,
-        "pad_token_id": positions.offset - 1,
-    }
-
-
-def _write(config: c.TransformerConfig, table: FieldTable) -> dict[str, Any] | None:
-    fields = table.write(config)
-    branches = {layer.feed_forward for layer in config.encoder_layers}
-    if fields is None or not isinstance(mlp := branches.pop(), c.MLP) or branches:
-        return None
-    return {
-        **fields,
-        "scale_embedding": config.embedding.scale != 1,
-        "encoder_attention_heads": config.encoder_layers[0].attention.num_heads,
-        "encoder_ffn_dim": mlp.hidden_dim,
-    }
 
 
 def sinusoid_tables(hf_config: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
@@ -227,17 +168,53 @@ FAMILIES = (
     Family(
         "marian",
         "MarianMTModel",
-        read_marian,
-        write_marian,
-        MARIAN_MAPPING,
+        MARIAN,
+        (
+            *fields(activation="gelu", scaled=False),
+            Field("vocab_size", "vocab_size"),
+            Repeated("decoder_vocab_size", lambda options: options["vocab_size"]),
+            # A head of its own also has an embedding of its own for the source.
+            *fixed(tie_word_embeddings=True, share_encoder_decoder_embeddings=True),
+            Written(pad_token_id=last_token, decoder_start_token_id=last_token),
+            Written(eos_token_id=0, forced_eos_token_id=0, tie_word_embeddings=True),
+            Encoder(MARIAN),
+        ),
+        m.ParamMapping(
+            top_level=(
+                m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
+                m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+                m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
+            ),
+            stacks=STACKS,
+        ),
         ignored_tensors=(SINUSOID_TENSORS, r"model\.(encoder|decoder)\.embed_tokens\.weight"),
     ),
+    # As Marian, except: embeddings and head of their own, positions that start after padding.
     Family(
         "fsmt",
         "FSMTForConditionalGeneration",
-        read_fsmt,
-        write_fsmt,
-        FSMT_MAPPING,
+        FSMT,
+        (
+            *fields(activation="relu", scaled=True),
+            Field("tgt_vocab_size", "vocab_size"),
+            Field("src_vocab_size", "topology.source_vocab_size"),
+            PaddingField("pad_token_id", "embedding.positions.offset", 1),
+            *fixed(tie_word_embeddings=False),
+            Unused("langs", "decoder"),
+            Written(langs=["source", "target"], tie_word_embeddings=False),
+            Encoder(FSMT),
+        ),
+        m.ParamMapping(
+            top_level=(
+                *m.top_level_rules(
+                    "model.decoder.embed_tokens", head="model.decoder.output_projection"
+                ),
+                m.MappingRule(
+                    "model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"
+                ),
+            ),
+            stacks=STACKS,
+        ),
         ignored_tensors=(SINUSOID_TENSORS,),
         constant_tensors=sinusoid_tables,
     ),

@@ -5,8 +5,7 @@ last one of the layer before it, and that of the first layer belongs to the embe
 and its files turn `rotary_dim` features of a head; transformers ignores this field, and turns all.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,107 +13,100 @@ import numpy as np
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
+from jaxformer.interop.config_fields import (
+    Change,
+    Derived,
+    Options,
+    Unused,
+    Written,
+    fixed,
+    template,
+)
 from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_hybrid import LlamaHybrid
-from jaxformer.interop.families.llama_like_experts import mixtral_experts
-from jaxformer.interop.families.llama_like_options import OneRope
+from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
+from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import FusedPerGroup
 
-LIGHTNING = (
-    m.MappingRule(
-        f"{p.SELF_ATTENTION}.qkv_proj.weight",
-        tuple(f"attention/{name}/kernel" for name in p.QKV),
-        FusedPerGroup(),
-    ),
-    *m.linear_rules(f"{p.SELF_ATTENTION}.output_gate", "attention/gate"),
-    *m.norm_rules(f"{p.SELF_ATTENTION}.norm", "attention/norm"),
-    *m.linear_rules(f"{p.SELF_ATTENTION}.out_proj", "attention/out", input_axes=2),
-)
 BRANCHES = {"attention": "full_attn", "recurrent": "linear_attn", "feed_forward": "mlp"}
-LIGHTNING_EPS = 1e-6  # of the norm of what is read, independent of rms_norm_eps
 BLOCK_SIZE = 256  # tokens of a block, without effect on the results
+LIGHTNING = linear_attention(
+    delta_rule=False,
+    beta="one",
+    unit_vectors=False,
+    scale=1.0,
+    convolution_width=None,
+    # The eps of the norm of what is read is independent of rms_norm_eps.
+    output=c.GatedNorm(norm=c.RMSNorm(eps=1e-6), over="all", activation="sigmoid"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniMaxRope(OneRope):
+class PartialRope(RopeField):
     """RoPE of ``rotary_dim`` features of a head, by default of all."""
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json."""
-        if not p.has_rope(config):
+        rope = first_rope(model)
+        if rope is None:
             return None
-        rope = p.first_rope(config)
-        rotated = rope.rotary_dim(p.heads_of(config).head_dim)
+        rotated = rope.rotary_dim(p.heads_of(model).head_dim)
         fields = self.write_rope(replace(rope, fraction=1.0))
         return fields if rope.fraction == 1 else {**fields, "rotary_dim": rotated}
 
-    def read_rope(self, reader: ConfigReader) -> c.Rope:
+    def read(self, reader: ConfigReader, options: Options) -> Options:
         """RoPE of the whole config.json."""
-        head_dim = p.read_heads(reader)["head_dim"]
+        head_dim = options["attention.head_dim"]
         fraction = reader.integer("rotary_dim", head_dim) / max(1, head_dim)
-        return replace(super().read_rope(reader), fraction=fraction)
+        return {"attention.positions": (replace(self.read_rope(reader), fraction=fraction),)}
 
 
-@dataclass(frozen=True)
-class MiniMax(LlamaHybrid):
-    """Lightning attention, whose slopes differ from layer to layer, and sums with weights."""
+class ResidualFactors:
+    """Weights of the two terms of each sum, by kind of branch."""
 
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The weighted sum."""
         factors: dict[str, Any] = {
             ours: tuple(reader.number(f"{name}_{x}_factor", 1.0) for x in ("alpha", "beta"))
             for ours, name in BRANCHES.items()
         }
-        residual = c.WeightedSum(**factors)
-        config = replace(super().read(reader), final_norm=False, residual=residual)
-        if not isinstance(config.attention, tuple):
-            return config
-        count = config.num_layers
-        decays = (c.SlopeDecay(scale=slope_scale(i, count)) for i in range(count))
-        return replace(config, attention=_with_decays(config, decays))
+        return {"residual": c.WeightedSum(**factors)}
 
-    def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
-        """Lightning attention, but for its slopes."""
-        heads = p.heads_of(config)
-        return c.LinearAttention(
-            num_heads=heads.num_heads,
-            num_key_heads=heads.num_heads,
-            key_dim=heads.head_dim,
-            value_dim=heads.head_dim,
-            delta_rule=False,
-            beta="one",
-            unit_vectors=False,
-            scale=1.0,
-            convolution_width=None,
-            output=c.GatedNorm(norm=c.RMSNorm(eps=LIGHTNING_EPS), over="all", activation="sigmoid"),
-        )
-
-    def default_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-        """Attention in every other layer."""
-        return tuple(i % 2 == 0 for i in range(num_layers))
-
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
-        """Fields of config.json, or None for another model."""
-        if not isinstance(config.residual, c.WeightedSum):
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The weights."""
+        if not isinstance(model.residual, c.WeightedSum):
             return None
-        decays = itertools.repeat(c.SlopeDecay())
-        fields = super().write(replace(config, attention=_with_decays(config, decays)))
-        factors = {
+        return {
             f"{name}_{letter}_factor": value
             for ours, name in BRANCHES.items()
-            for letter, value in zip(("alpha", "beta"), getattr(config.residual, ours), strict=True)
+            for letter, value in zip(("alpha", "beta"), getattr(model.residual, ours), strict=True)
         }
-        return fields and {**fields, **factors, "block_size": BLOCK_SIZE, "postnorm": True}
 
 
-def _with_decays(config: c.TransformerConfig, decays: Iterable[c.SlopeDecay]) -> tuple[Any, ...]:
-    """The attention of the model with these decays of its layers."""
-    layers = (layer.attention for layer in config.layers)
-    return tuple(
-        replace(kind, decay=decay) if isinstance(kind, c.LinearAttention) else kind
-        for kind, decay in zip(layers, decays, strict=False)
-    )
+class LightningMixer(Mixer):
+    """Lightning attention, whose slopes differ from layer to layer."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The attention kind of each layer."""
+        kinds: Any = super().read(reader, options)["attention"]
+        count = options["num_layers"]
+
+        def with_slopes(attention: c.MultiHead) -> tuple[Any, ...]:
+            return tuple(
+                replace(kind, decay=c.SlopeDecay(scale=slope_scale(i, count)))
+                if isinstance(kind, c.LinearAttention)
+                else kind
+                for i, kind in enumerate(kinds.function(attention))
+            )
+
+        return {"attention": Change(with_slopes)}
+
+
+def every_other(reader: ConfigReader, num_layers: int) -> Callable[[int], bool]:
+    """Attention in every other layer."""
+    return lambda i: i % 2 == 0
 
 
 def slope_scale(layer: int, num_layers: int) -> float:
@@ -147,34 +139,59 @@ def decay_tables(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return tables
 
 
-ROW = MiniMax(
-    "minimax",
-    "MiniMaxForCausalLM",
-    kv_heads=8,
-    norm=c.RMSNorm(eps=1e-5),
-    norm_placement="post",
-    norm_rules=(
-        *m.norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
-        m.MappingRule(
-            "model.layers.{next_layer}.input_layernorm.weight",
-            "post_feed_forward_norm/scale",
-            last_hf_name="model.norm.weight",
+FAMILIES = (
+    Family(
+        "minimax",
+        "MiniMaxForCausalLM",
+        template(norm_placement="post", final_norm=False, embedding=c.Embedding(norm=c.RMSNorm())),
+        (
+            *(*p.decoder(kv_heads=8, eps=1e-5), e.mixtral_experts(), ResidualFactors()),
+            PartialRope(base=1e6, max_length=131_072),
+            LightningMixer(
+                kind=Kind(
+                    LIGHTNING,
+                    (
+                        Derived("num_heads", lambda x: x["attention.num_heads"]),
+                        Derived("num_key_heads", lambda x: x["attention.num_heads"]),
+                        Derived("key_dim", lambda x: x["attention.head_dim"]),
+                        Derived("value_dim", lambda x: x["attention.head_dim"]),
+                    ),
+                ),
+                default=every_other,
+            ),
+            *fixed(hidden_act="silu", sliding_window=None, postnorm=True),
+            *fixed(shared_intermediate_size=0),
+            Unused("block_size", "shared_moe_mode"),
+            Written(block_size=BLOCK_SIZE, postnorm=True),
         ),
+        m.decoder_mapping(
+            *m.top_level_rules("model.embed_tokens"),
+            m.MappingRule("model.layers.0.input_layernorm.weight", "embedding/norm/scale"),
+            *m.norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
+            m.MappingRule(
+                "model.layers.{next_layer}.input_layernorm.weight",
+                "post_feed_forward_norm/scale",
+                last_hf_name="model.norm.weight",
+            ),
+            *of_kind(
+                c.LinearAttention,
+                m.MappingRule(
+                    f"{p.SELF_ATTENTION}.qkv_proj.weight",
+                    tuple(f"attention/{name}/kernel" for name in p.QKV),
+                    FusedPerGroup(),
+                ),
+                *m.linear_rules(f"{p.SELF_ATTENTION}.output_gate", "attention/gate"),
+                *m.norm_rules(f"{p.SELF_ATTENTION}.norm", "attention/norm"),
+                *m.linear_rules(f"{p.SELF_ATTENTION}.out_proj", "attention/out", input_axes=2),
+            ),
+            *of_kind(c.MultiHead, *p.ATTENTION),
+            *e.MIXTRAL_RULES,
+        ),
+        ignored_tensors=(
+            *INV_FREQ_PATTERNS,
+            r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)",
+        ),
+        attention_types=(c.LinearAttention, c.MultiHead),
+        constant_tensors=decay_tables,
     ),
-    embedding_norm=True,
-    qk_norm_rules=(),
-    top_level=(
-        *m.top_level_rules("model.embed_tokens"),
-        m.MappingRule("model.layers.0.input_layernorm.weight", "embedding/norm/scale"),
-    ),
-    positions=MiniMaxRope(base=1e6, max_length=131_072),
-    branch=mixtral_experts(),
-    constants={
-        **{"hidden_act": "silu", "sliding_window": None, "postnorm": True},
-        "shared_intermediate_size": 0,
-    },
-    unused=("block_size", "shared_moe_mode"),
-    mixer_rules=LIGHTNING,
-    ignored_tensors=(r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)",),
 )
-FAMILIES = (replace(ROW.family(), constant_tensors=decay_tables),)

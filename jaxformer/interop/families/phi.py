@@ -6,22 +6,27 @@ Phi-3-small scales as muP does (embedding, scores and logits), clamps its gated 
 attends by blocks in all but some layers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_like_experts import (
-    ACTIVATION,
-    MIXTRAL_RULES,
-    MOE,
-    WIDTH,
-    Experts,
+from jaxformer.interop.config_fields import (
+    Field,
+    Fixed,
+    Options,
+    Unused,
+    Written,
+    fixed,
+    heads,
+    read_options,
+    template,
+    with_options,
+    write_options,
 )
-from jaxformer.interop.families.llama_like_family import HEAD_BIAS, BiasField, LlamaLike
-from jaxformer.interop.families.llama_like_options import FUSED_GLU, Dense, OneRope, OneWindow
-from jaxformer.interop.families.option_fields import Field
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.windows import Windows
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import (
     decoder_mapping,
@@ -29,66 +34,38 @@ from jaxformer.interop.param_mapping import (
     linear_rules,
     top_level_rules,
 )
+from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import Flatten, FusedQKVPerGroup, Interleaved
 
-SMALL_QKV = f"{p.SELF_ATTENTION}.query_key_value"
 
-
-@dataclass(frozen=True, kw_only=True)
-class PhiRope(OneRope):
+class PhiRope(RopeField):
     """RoPE whose length in training is a field of its own."""
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields; factors for long sequences need head_dim = model_dim / num_heads."""
-        fields, attention = super().write(config), p.heads_of(config)
-        if fields is None or not isinstance(scaling := p.first_rope(config).scaling, c.LongRope):
+        fields, rope, attention = super().write(model), first_rope(model), p.heads_of(model)
+        if fields is None or rope is None or not isinstance(rope.scaling, c.LongRope):
             return fields
-        if attention.head_dim * attention.num_heads != config.model_dim:
+        if attention.head_dim * attention.num_heads != model.model_dim:
             return None
-        fields["original_max_position_embeddings"] = scaling.original_max_length
-        if scaling.attention_factor is None:  # early Phi-3 code supports no other attribute
+        fields["original_max_position_embeddings"] = rope.scaling.original_max_length
+        if rope.scaling.attention_factor is None:  # early Phi-3 code supports no other attribute
             old_fields = ("type", "short_factor", "long_factor")
             fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in old_fields}
         return fields
 
 
-PHI3 = LlamaLike(
-    "phi3",
-    "Phi3ForCausalLM",
-    norm=c.RMSNorm(eps=1e-5),
-    attention_rules=(
-        *fused_rules(f"{p.SELF_ATTENTION}.qkv_proj", "attention", p.QKV),
-        *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
-    ),
-    windows=OneWindow(default=None),
-    positions=PhiRope(
-        fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
-    ),
-    branch=Dense(rules=FUSED_GLU),
-    constants={
-        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False),
-        **dict.fromkeys(("full_attn_mod", "interpolate_factor"), 1),
-    },
-)
-
-
-def _read_two_experts(reader: ConfigReader, name: str, default: int) -> int:
-    reader.require_value(name, default, reason="SparseMixer chooses two experts here")
-    return default
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhimoeRope(OneRope):
+class PhimoeRope(RopeField):
     """RoPE whose factor of attention stands under two names, for short and for long sequences.
 
     Transformers 5 turns by the short factors whatever the length, the released code by the long
     ones beyond the context of the training, as here.
     """
 
-    def write(self, config: c.TransformerConfig) -> dict[str, Any] | None:
+    def write_rope(self, rope: c.Rope) -> dict[str, Any]:
         """The fields of config.json."""
-        fields = super().write(config)
-        if fields is None or not isinstance(p.first_rope(config).scaling, c.LongRope):
+        fields = super().write_rope(rope)
+        if not isinstance(rope.scaling, c.LongRope):
             return fields
         for name in ("rope_scaling", "rope_parameters"):
             factor = fields[name].pop("attention_factor", None)
@@ -111,135 +88,157 @@ class PhimoeRope(OneRope):
         return replace(rope, scaling=replace(rope.scaling, attention_factor=short))
 
 
-PHIMOE = LlamaLike(
-    "phimoe",
-    "PhimoeForCausalLM",
-    kv_heads=8,
-    norm=c.LayerNorm(),
-    windows=OneWindow(default=None),
-    positions=PhimoeRope(base=1e6, max_length=131_072),
-    biases=(BiasField("attention_bias", p.ALL_BIASES), BiasField("lm_head_bias", HEAD_BIAS)),
-    branch=Experts(
-        moe=replace(MOE, router=c.SparseMixer()),
-        fields=(
-            WIDTH,
-            ACTIVATION,
-            Field("num_local_experts", "num_experts", 16),
-            Field("num_experts_per_tok", "top_k", 2, _read_two_experts),
-            Field("router_jitter_noise", "router.jitter", 0.01),
-        ),
-        rules=MIXTRAL_RULES,
-        unused=("input_jitter_noise",),  # of training
-    ),
-)
-PHI3SMALL = decoder_mapping(
-    top_level_rules("model.embed_tokens", "model.final_layernorm"),
-    *p.PRE_NORMS,
-    *fused_rules(SMALL_QKV, "attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
-    *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
-    *fused_rules(
-        f"{p.LAYER_PREFIX}.mlp.up_proj",
-        "feed_forward",
-        ("gate", "up"),
-        Interleaved(),
-        Interleaved(part=Flatten()),
-    ),
-    *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
-)
+def two_experts(reader: ConfigReader, name: str, default: int) -> int:
+    """Read the number of experts of a token."""
+    reader.require_value(name, default, reason="SparseMixer chooses two experts here")
+    return default
 
 
-def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
-    """Read the config.json of a phi3small model."""
-    reader.require_value("hidden_act", "gegelu")
-    reader.require_value("blocksparse_homo_head_pattern", False)
-    reader.require_value("rope_position_scale", 1)
-    reader.require_value("rope_scaling", reason="RoPE scaling of Phi-3-small is not supported")
-    for name in ("pad_sequence_to_multiple_of_64", "reorder_and_upcast_attn", "ff_dim_multiplier"):
-        reader.get(name)  # settings of its kernels
-    for name in ("blocksparse_triton_kernel_block_size", "gegelu_pad_to_256", "attention_bias"):
-        reader.get(name)
-    sizes = p.read_sizes(reader)
-    heads = p.read_heads(reader, kv_heads=8)
-    scaled = reader.boolean("mup_use_scaling", True)
-    multiplier = reader.number("mup_attn_multiplier", 1.0)
-    width = reader.number("mup_width_multiplier", 8.0)
-    embedding = reader.number("mup_embedding_multiplier", 10.0)
-    return c.TransformerConfig(
-        **sizes,
-        attention=c.MultiHead(
-            **heads,
-            positions=(c.Rope(base=reader.number("rope_embedding_base", 1e6)),),
-            windows=_read_blocks(reader, sizes["num_layers"]),
-            scale=multiplier / heads["head_dim"] if scaled else None,
-            biases=p.ALL_BIASES,
-        ),
-        feed_forward=(
-            c.ClampedGEGLU(
-                hidden_dim=reader.integer("ff_intermediate_size"),
-                limit=reader.number("gegelu_limit", 20.0),
-            ),
-        ),
-        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
-        embedding=c.Embedding(scale=embedding if scaled else 1.0),
-        head=c.LMHead(
-            tied=reader.boolean("tie_word_embeddings", True),
-            multiplier=1 / width if scaled else 1.0,
-            masked_ids=reader.sequence("dummy_token_indices", int) or (),
-        ),
+class Mup:
+    """Multipliers of the scores, the embedding and the logits, unless they are switched off."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The multipliers."""
+        scores = reader.number("mup_attn_multiplier", 1.0)
+        width = reader.number("mup_width_multiplier", 8.0)
+        embedding = reader.number("mup_embedding_multiplier", 10.0)
+        if not reader.boolean("mup_use_scaling", True):
+            return {}
+        return {
+            "attention.scale": scores / options["attention.head_dim"],
+            "embedding.scale": embedding,
+            "head.multiplier": 1 / width,
+        }
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The fields."""
+        attention = p.heads_of(model)
+        scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        return {
+            "mup_use_scaling": True,
+            "mup_attn_multiplier": scale * attention.head_dim,
+            "mup_width_multiplier": 1 / model.head.multiplier,
+            "mup_embedding_multiplier": model.embedding.scale,
+        }
+
+
+class BlockSparseLayers:
+    """Block-sparse windows in all layers but every n-th."""
+
+    fields = (
+        Field("blocksparse_block_size", "block_size", 64),
+        Field("blocksparse_num_local_blocks", "local_blocks", 16),
+        Field("blocksparse_vert_stride", "stride", 8),
     )
 
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The windows."""
+        blocks = with_options(c.BlockSparse(), read_options(reader, self.fields))
+        every = reader.optional_integer("dense_attention_every_n_layers", 2)
+        layers = range(1, options["num_layers"] + 1)
+        windows = tuple(None if every and i % every == 0 else blocks for i in layers)
+        return {"attention.windows": windows}
 
-def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A phi3small's configuration from ours."""
-    attention, branch = p.heads_of(config), config.feed_forward[0]
-    if not (p.is_rope_decoder(config) and isinstance(branch, c.ClampedGEGLU)):
-        return None
-    layers = [layer.window for layer in config.layers]
-    blocks = next((w for w in layers if isinstance(w, c.BlockSparse)), c.BlockSparse())
-    dense = [i + 1 for i, window in enumerate(layers) if window is None]
-    fields = p.write_sizes(config)
-    fields["ff_intermediate_size"] = fields.pop("intermediate_size")
-    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
-    return {
-        **fields,
-        "hidden_act": "gegelu",
-        "gegelu_limit": branch.limit,
-        "rope_embedding_base": p.first_rope(config).base,
-        "layer_norm_epsilon": config.norm.eps,
-        "mup_use_scaling": True,
-        "mup_attn_multiplier": scale * attention.head_dim,
-        "mup_width_multiplier": 1 / config.head.multiplier,
-        "mup_embedding_multiplier": config.embedding.scale,
-        "blocksparse_homo_head_pattern": False,
-        "blocksparse_block_size": blocks.block_size,
-        "blocksparse_num_local_blocks": blocks.local_blocks,
-        "blocksparse_vert_stride": blocks.stride,
-        "dense_attention_every_n_layers": dense[0] if dense else None,
-        **({"dummy_token_indices": list(config.head.masked_ids)} if config.head.masked_ids else {}),
-    }
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The blocks, and the first dense layer."""
+        windows = [layer.window for layer in model.layers]
+        blocks = next((x for x in windows if isinstance(x, c.BlockSparse)), c.BlockSparse())
+        every = windows.index(None) + 1 if None in windows else None
+        entries = write_options(blocks, self.fields) or {}
+        return {**entries, "dense_attention_every_n_layers": every}
 
 
-def _read_blocks(reader: ConfigReader, count: int) -> tuple[c.Window, ...]:
-    """Block-sparse windows of all layers; every n-th layer is dense."""
-    blocks = c.BlockSparse(
-        block_size=reader.integer("blocksparse_block_size", 64),
-        local_blocks=reader.integer("blocksparse_num_local_blocks", 16),
-        stride=reader.integer("blocksparse_vert_stride", 8),
-    )
-    every = reader.optional_integer("dense_attention_every_n_layers", 2)
-    layers = range(1, count + 1)
-    return tuple(None if every and i % every == 0 else blocks for i in layers)
+class MaskedIds:
+    """Tokens with probability 0, if there are any."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The tokens."""
+        return {"head.masked_ids": reader.sequence("dummy_token_indices", int) or ()}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The tokens."""
+        ids = model.head.masked_ids
+        return {"dummy_token_indices": [*ids]} if ids else {}
 
 
 FAMILIES = (
-    PHI3.family(),
-    PHIMOE.family(),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        template(),
+        (
+            *(*p.decoder(eps=1e-5), *p.GLU, Windows(None)),
+            PhiRope(
+                fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
+            ),
+            *fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
+            *fixed(full_attn_mod=1, interpolate_factor=1),
+        ),
+        decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS),
+            *fused_rules(f"{p.SELF_ATTENTION}.qkv_proj", "attention", p.QKV),
+            *linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
+            *p.FUSED_GLU,
+        ),
+    ),
+    # As Mixtral, except: LayerNorm, biases, experts chosen by SparseMixer.
+    Family(
+        "phimoe",
+        "PhimoeForCausalLM",
+        template(norm=c.LayerNorm()),
+        (
+            *(*p.decoder(kv_heads=8, eps=1e-5), p.ATTENTION_BIAS),
+            Field("lm_head_bias", "head.bias", False),
+            e.Experts(
+                moe=replace(e.MOE, router=c.SparseMixer()),
+                fields=(
+                    *(e.WIDTH, e.ACTIVATION),
+                    Field("num_local_experts", "num_experts", 16),
+                    Field("num_experts_per_tok", "top_k", 2, two_experts),
+                    Field("router_jitter_noise", "router.jitter", 0.01),
+                ),
+            ),
+            Unused("input_jitter_noise"),  # of training
+            *(Windows(None), PhimoeRope(base=1e6, max_length=131_072)),
+        ),
+        decoder_mapping(*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION, *e.MIXTRAL_RULES),
+    ),
     Family(
         "phi3small",
         "Phi3SmallForCausalLM",
-        read_phi3small,
-        write_phi3small,
-        PHI3SMALL,
+        template(
+            norm=c.LayerNorm(),
+            attention=heads(biases=p.ALL_BIASES),
+            feed_forward=(c.ClampedGEGLU(hidden_dim=1),),
+        ),
+        (
+            *p.decoder(kv_heads=8, eps=1e-5, eps_name="layer_norm_epsilon", tied=True),
+            Field("ff_intermediate_size", "feed_forward.hidden_dim"),
+            Field("gegelu_limit", "feed_forward.limit", 20.0),
+            Field("rope_embedding_base", "attention.positions.base", 1e6),
+            *(Mup(), BlockSparseLayers(), MaskedIds()),
+            *fixed(hidden_act="gegelu", blocksparse_homo_head_pattern=False, rope_position_scale=1),
+            Written(hidden_act="gegelu", blocksparse_homo_head_pattern=False),
+            Fixed("rope_scaling", (), "RoPE scaling of Phi-3-small is not supported"),
+            # Settings of its kernels.
+            Unused("pad_sequence_to_multiple_of_64", "reorder_and_upcast_attn", "attention_bias"),
+            Unused("blocksparse_triton_kernel_block_size", "gegelu_pad_to_256"),
+            Unused("ff_dim_multiplier"),
+        ),
+        decoder_mapping(
+            *top_level_rules("model.embed_tokens", "model.final_layernorm"),
+            *p.PRE_NORMS,
+            *fused_rules(
+                f"{p.SELF_ATTENTION}.query_key_value",
+                *("attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
+            ),
+            *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
+            *fused_rules(
+                f"{p.LAYER_PREFIX}.mlp.up_proj",
+                *("feed_forward", ("gate", "up"), Interleaved(), Interleaved(part=Flatten())),
+            ),
+            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+        ),
         in_transformers=False,
     ),
 )

@@ -3,23 +3,28 @@
 Of Qwen 3.5 with images the text model is read.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.llama_hybrid import LlamaHybrid
-from jaxformer.interop.families.llama_like_experts import (
-    QWEN_RULES,
-    QwenMoE,
-    qwen_experts,
-    stacked_rules,
+from jaxformer.interop.config_fields import (
+    Field,
+    Fields,
+    Fixed,
+    NoEntries,
+    Options,
+    Unused,
+    fixed,
+    heads,
+    template,
 )
-from jaxformer.interop.families.llama_like_options import OneRope
-from jaxformer.interop.families.option_fields import Field
-from jaxformer.interop.family import with_images
-from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import experts as e
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family, with_images
+from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, linear_rules, norm_rules
+from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
 
 PREFIX = f"{p.LAYER_PREFIX}.linear_attn"
@@ -59,105 +64,125 @@ PROJECTIONS = (
     *linear_rules(f"{PREFIX}.in_proj_b", "attention/beta"),
     *linear_rules(f"{PREFIX}.in_proj_a", "attention/step"),
 )
-
-
-STACKED_EXPERTS = stacked_rules(  # as published; transformers writes a tensor per expert
+STACKED_EXPERTS = e.stacked_rules(  # as published; transformers writes a tensor per expert
     f"{p.LAYER_PREFIX}.mlp.experts.gate_up_proj",
     f"{p.LAYER_PREFIX}.mlp.experts.down_proj",
     alternative=True,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen35MoE(QwenMoE):
-    """Renormalised experts and a shared one in every layer."""
+class ImagePositions(NoEntries):
+    """RoPE splits features over three positions, which are equal in text."""
 
-    rules: tuple[MappingRule, ...] = (*STACKED_EXPERTS, *QWEN_RULES)
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """Mark the fields as read."""
+        section = reader.part("rope_parameters")
+        for name in ("mrope_section", "mrope_interleaved"):
+            section.get(name)
+        return {}
 
-    def read(self, reader: ConfigReader, *, bias: bool) -> tuple[c.FeedForward, ...]:
+
+def every_interval(reader: ConfigReader, num_layers: int) -> Callable[[int], bool]:
+    """Attention in the last of every ``full_attention_interval`` layers."""
+    interval = max(1, reader.integer("full_attention_interval", 4))
+    return lambda i: (i + 1) % interval == 0
+
+
+def experts(num_experts: int, top_k: int, dense_width: int = 512) -> e.Experts:
+    """Renormalised experts and a shared one with a gate, all of width 512."""
+    return e.qwen_experts(
+        num_experts, top_k, renormalise=True, width=512, dense_width=dense_width, shared_width=512
+    )
+
+
+class ExpertsInAllLayers:
+    """Qwen 3.5's experts, of which files do not say in which layers they are."""
+
+    experts = experts(256, 8)
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
         """The experts."""
-        for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1)):
+        for name, value in {"norm_topk_prob": True, "decoder_sparse_step": 1}.items():
             reader.require_value(name, value)
         reader.require_value("mlp_only_layers", [])
-        return super().read(reader, bias=bias)
+        return self.experts.read(reader, options)
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The fields that the family has."""
+        entries = self.experts.write(model)
+        lacking = "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"
+        return entries and {name: x for name, x in entries.items() if name not in lacking}
 
 
-@dataclass(frozen=True)
-class QwenHybrid(LlamaHybrid):
-    """Gated DeltaNet and gated attention, by ``layer_types``; norms multiply by 1 + weight.
-
-    Attributes:
-        has_image_positions: Whether ``rope_parameters`` splits features over three positions,
-            which are equal in text.
-    """
-
-    _: KW_ONLY
-    has_image_positions: bool = False
-
-    def read(self, reader: ConfigReader) -> c.TransformerConfig:
-        """Read config.json."""
-        section = reader.section("rope_parameters")
-        if section is not None and self.has_image_positions:
-            for name in ("mrope_section", "mrope_interleaved"):
-                section.get(name)
-        reader.require_value("output_gate_type", "swish", "silu")
-        return super().read(reader)
-
-    def read_mixer(self, reader: ConfigReader, config: c.TransformerConfig) -> c.LinearAttention:
-        """Gated DeltaNet."""
-        output = c.GatedNorm(norm=replace(config.norm, scale_offset=0.0))
-        return replace(super().read_mixer(reader, config), output=output)
-
-    def default_types(self, reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-        """Attention in the last of every ``full_attention_interval`` layers."""
-        interval = max(1, reader.integer("full_attention_interval", 4))
-        return tuple((i + 1) % interval == 0 for i in range(num_layers))
-
-
-OFFSET_NORM = c.RMSNorm(scale_offset=1.0)
-ATTENTION: dict[str, Any] = dict(
-    head_dim=256,
-    positions=OneRope(max_length=32_768, fraction=0.25),
-    norm=OFFSET_NORM,
-    qk_norm=c.QKNorm(norm=OFFSET_NORM),
-    attention_rules=p.GATED_ATTENTION,
-    mixer_fields=(
-        Field("linear_num_key_heads", "num_key_heads", 16),
-        Field("linear_num_value_heads", "num_heads", 32),
-        Field("linear_key_head_dim", "key_dim", 128),
-        Field("linear_value_head_dim", "value_dim", 128),
-        Field("linear_conv_kernel_dim", "convolution_width", 4),
-    ),
-    constants={"attn_output_gate": True, "attention_bias": False},
+NORM = c.RMSNorm(scale_offset=1.0)
+MODEL = template(
+    norm=NORM, attention=heads(qk_norm=c.QKNorm(norm=NORM), output_gate=c.OutputGate())
+)
+FIELDS: Fields = (
+    RopeField(max_length=32_768, fraction=0.25),
+    *fixed(attn_output_gate=True, attention_bias=False),
+    Fixed("output_gate_type", ("swish", "silu")),
     # States are float32; multi-token prediction is left out.
-    unused=("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    output_gate=c.OutputGate(),
-    ignored_tensors=(r"mtp\..*",),  # multi-token prediction, which transformers ignores too
+    Unused("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    Mixer(
+        kind=Kind(
+            linear_attention(output=c.GatedNorm(norm=c.RMSNorm())),
+            (
+                Field("linear_num_key_heads", "num_key_heads", 16),
+                Field("linear_num_value_heads", "num_heads", 32),
+                Field("linear_key_head_dim", "key_dim", 128),
+                Field("linear_value_head_dim", "value_dim", 128),
+                Field("linear_conv_kernel_dim", "convolution_width", 4),
+                Field("rms_norm_eps", "output.norm.eps", 1e-6),
+            ),
+        ),
+        default=every_interval,
+    ),
 )
-EXPERTS: dict[str, Any] = dict(width=512, dense_width=512, shared_width=512, renormalise=True)
-TEXT: dict[str, Any] = dict(
-    mixer_rules=(*PROJECTIONS, *DELTA_NET), has_image_positions=True, **ATTENTION
+TENSORS = (
+    *(*p.TOP_LEVEL, *p.PRE_NORMS, *of_kind(c.LinearAttention, *DELTA_NET)),
+    *of_kind(c.MultiHead, *p.GATED_ATTENTION, *p.QK_NORMS),
 )
+SHARED: dict[str, Any] = {
+    "attention_types": (c.LinearAttention, c.MultiHead),
+    # Multi-token prediction, which transformers ignores too.
+    "ignored_tensors": (*INV_FREQ_PATTERNS, r"mtp\..*"),
+}
 QWEN_3_5 = (
-    QwenHybrid("qwen3_5_text", "Qwen3_5ForCausalLM", kv_heads=4, **TEXT).family(),
-    QwenHybrid(
+    Family(
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        MODEL,
+        (*p.decoder(kv_heads=4, head_dim=256), *p.GLU, ImagePositions(), *FIELDS),
+        decoder_mapping(*(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS), *p.FEED_FORWARD)),
+        **SHARED,
+    ),
+    Family(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
-        kv_heads=2,
-        branch=Qwen35MoE(**qwen_experts(256, 8, **EXPERTS)),
-        not_written=("norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"),
-        **TEXT,
-    ).family(),
+        MODEL,
+        (
+            *(*p.decoder(kv_heads=2, head_dim=256), ExpertsInAllLayers()),
+            *(ImagePositions(), *FIELDS),
+        ),
+        decoder_mapping(
+            *(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS)),
+            *(*STACKED_EXPERTS, *e.QWEN_RULES),
+        ),
+        **SHARED,
+    ),
 )
 FAMILIES = (
-    QwenHybrid(
+    Family(
         "qwen3_next",
         "Qwen3NextForCausalLM",
-        kv_heads=2,
-        mixer_rules=(*FUSED_PROJECTIONS, *DELTA_NET),
-        branch=QwenMoE(**qwen_experts(512, 10, **EXPERTS | {"dense_width": 5632})),
-        **ATTENTION,
-    ).family(),
+        MODEL,
+        (*p.decoder(kv_heads=2, head_dim=256), experts(512, 10, 5632), *FIELDS),
+        decoder_mapping(
+            *(*TENSORS, *of_kind(c.LinearAttention, *FUSED_PROJECTIONS), *e.QWEN_RULES)
+        ),
+        **SHARED,
+    ),
     *QWEN_3_5,
     *(
         with_images(

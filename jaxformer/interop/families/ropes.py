@@ -1,0 +1,171 @@
+"""Positions that differ from layer to layer, and RoPE with more than the usual fields."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.config_fields import Options
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.llama_like import heads_of
+from jaxformer.interop.rope_config import (
+    ORIGINAL_LENGTH,
+    RopeField,
+    first_rope,
+    read_rope_section,
+    write_rope_section,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeByNumber(RopeField):
+    """No positions in the layers that ``no_rope_layers`` has as 0; by default every fourth."""
+
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RoPE or nothing."""
+        rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
+        interval = reader.positive_integer("no_rope_layer_interval", 4)
+        turned = reader.sequence("no_rope_layers", int)
+        if turned is None:
+            turned = tuple(int((i + 1) % interval > 0) for i in range(count))
+        if len(turned) < count:
+            reader.add_problem("no_rope_layers", f"expected a number for each of {count} layers.")
+            return (rope,)
+        return tuple(rope if turned[i] else None for i in range(count))
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """RoPE, and which layers have it."""
+        layers = [layer.positions for layer in model.layers]
+        fields = super().write(model)
+        return fields and fields | {"no_rope_layers": [int(x is not None) for x in layers]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeOfWindows(RopeField):
+    """No positions in layers that see the whole context.
+
+    Attributes:
+        without_windows: Whether layers have RoPE in a model without windows.
+    """
+
+    without_windows: bool = True
+
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RoPE or nothing, as the windows."""
+        rope = self.read_rope(reader)
+        if self.without_windows and all(window is None for window in windows):
+            return (rope,)
+        return tuple(None if window is None else rope for window in windows)
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json, none for a model without RoPE if there are such."""
+        fields = super().write(model)
+        return {} if fields is None and not self.without_windows else fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeByLayerType(RopeField):
+    """One RoPE for layers with a window, another, such as YaRN, for those without.
+
+    Attributes:
+        local_base: Default of ``rope_local_base_freq``, the base of the former; None has no such
+            field.
+    """
+
+    local_base: float | None = None
+
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The RoPE of each layer."""
+        length = reader.positive_integer("max_position_embeddings", self.max_length)
+        base = local_base = reader.number("rope_theta", self.base)
+        if self.local_base is not None:
+            local_base = reader.number("rope_local_base_freq", self.local_base)
+        both, old = reader.part("rope_parameters"), reader.section("rope_scaling")
+        full, local = (both.section(f"{x}_attention") for x in ("full", "sliding"))
+        if full is not None and old is not None:
+            base = full.number("rope_theta", base)
+            full.mark_read()
+        ropes = [
+            read_rope_section(section or ConfigReader({}), base=base, max_length=length)
+            for section, base in ((old or full, base), (local, local_base))
+        ]
+        each = tuple(ropes[window is not None] for window in windows)
+        return each[:1] if len(set(each)) == 1 else each  # else a cycle as long as that of windows
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """Both."""
+        first = first_rope(model)
+        if first is None:
+            return None
+        rotated = [layer for layer in reversed(model.layers) if layer.rope is not None]
+        ropes = {layer.window is None: layer.rope for layer in rotated}
+        full, lengths = write_rope_section(ropes.get(True) or first)
+        local, local_lengths = write_rope_section(ropes.get(False) or first)
+        sections = {"full_attention": full, "sliding_attention": local}
+        fields = {**lengths, **local_lengths, "rope_parameters": sections}
+        if self.local_base is None:
+            return fields
+        scaling = {name: value for name, value in full.items() if name != "rope_theta"}
+        return {
+            **fields,
+            "rope_theta": full["rope_theta"],
+            "rope_local_base_freq": local["rope_theta"],
+            "rope_scaling": None if full["rope_type"] == "default" else scaling,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeWithAlpha(RopeField):
+    """NTK scaling by ``alpha`` where "dynamic" scaling has this field (Hunyuan)."""
+
+    def write_rope(self, rope: c.Rope) -> dict[str, Any]:
+        """The fields of config.json; transformers needs a ``factor``, which has no effect."""
+        fields = super().write_rope(rope)
+        if not isinstance(rope.scaling, c.NTKScaling):
+            return fields
+        section = {"rope_type": "dynamic", "alpha": rope.scaling.factor, "factor": 1.0}
+        return {
+            **fields,
+            "rope_scaling": {"type": "dynamic", **section},
+            "rope_parameters": {**fields["rope_parameters"], **section},
+        }
+
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """RoPE of the whole config.json."""
+        rope = super().read_rope(reader)
+        section = reader.section("rope_scaling") or reader.section("rope_parameters")
+        if section is None or not isinstance(rope.scaling, c.DynamicNTK):
+            return rope
+        for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            section.get(name)  # in released files, and without effect
+        alpha = section.number("alpha", 0.0)
+        return rope if alpha == 0 else replace(rope, scaling=c.NTKScaling(factor=alpha))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeAndQueryScaling(RopeField):
+    """RoPE, and queries that grow from ``original_max_position_embeddings`` on (Ministral 3)."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """RoPE, and the scaling, which this family always has."""
+        rope = super().read(reader, options)
+        section = reader.section("rope_scaling") or reader.section("rope_parameters")
+        if section is None:
+            reader.add_problem("rope_parameters", "expected an object with llama_4_scaling_beta.")
+            return rope
+        # Outside the object the length comes first, as in RoPE.
+        length = (reader if ORIGINAL_LENGTH in reader else section).integer(ORIGINAL_LENGTH)
+        beta = section.number("llama_4_scaling_beta")
+        scaling = c.QueryScaling(beta=beta, original_max_length=length)
+        return {**rope, "attention.query_scaling": scaling}
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json."""
+        fields, scaling = super().write(model), heads_of(model).query_scaling
+        if scaling is None or fields is None:
+            return fields
+        section = {
+            "llama_4_scaling_beta": scaling.beta,
+            ORIGINAL_LENGTH: scaling.original_max_length,
+        }
+        names = ("rope_scaling", "rope_parameters")
+        return fields | {name: {**fields[name], **section} for name in names if fields[name]}
