@@ -1,235 +1,153 @@
 """Gemma 2, 3 and 4: pre- and post-norms, GeGLU, alternating local and global attention."""
 
-import math
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from jaxformer import config as c
-from jaxformer.zoo.llama import LlamaOptions, LlamaSizes, llama
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import HEADS, WIDTH, like, sized
 
+# As Llama, except: norms before and after the branches, stored as scale - 1; GeGLU; a scaled
+# embedding, tied; a window in every other layer, scores capped at 50, logits at 30.
+# Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024. arXiv:2408.00118,
+# section 2
 NORM = c.RMSNorm(eps=1e-6, scale_offset=1.0)
-LOCAL_LAYERS_PER_GLOBAL = 5
+GEGLU = c.GLU(hidden_dim=1, activation="gelu_tanh")
+GEMMA_2 = like(
+    LLAMA,
+    vocab_size=256_000,
+    windows=(4096, None),
+    scale=1 / 16,
+    logit_softcap=50.0,
+    feed_forward=(GEGLU,),
+    norm=NORM,
+    norm_placement="sandwich",
+    embedding=c.Embedding(scale=WIDTH**0.5),
+    head=c.LMHead(tied=True, softcap=30.0),
+)
 
+# As Gemma 2, except: five local layers per global layer, another RoPE base for global layers,
+# QK-norm in place of the caps. From 4B on the window is wider and RoPE of global layers is scaled.
+# Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
+GLOBAL_ROPE = c.Rope(base=1e6)
+GEMMA_3_1B = like(
+    GEMMA_2,
+    vocab_size=262_144,
+    positions=(*(c.Rope(),) * 5, GLOBAL_ROPE),
+    windows=(*(512,) * 5, None),
+    logit_softcap=None,
+    qk_norm=c.QKNorm(norm=NORM),
+    head=c.LMHead(tied=True),
+)
+GEMMA_3 = like(
+    GEMMA_3_1B,
+    vocab_size=262_208,  # 64 more than the tokenizer has, as in the released embedding
+    positions=(*(c.Rope(),) * 5, replace(GLOBAL_ROPE, scaling=c.LinearScaling(factor=8.0))),
+    windows=(*(1024,) * 5, None),
+    scale=168**-0.5,
+)
 
-def gemma(
-    *, vocab_size: int, softcap: float | None = None, **options: Unpack[LlamaOptions]
-) -> c.TransformerConfig:
-    """Common part of all: scaled embeddings, tied head, norms stored as scale - 1."""
-    return replace(
-        llama(vocab_size=vocab_size, **options),
-        feed_forward=(c.GLU(hidden_dim=options["hidden_dim"], activation="gelu_tanh"),),
-        norm=NORM,
-        norm_placement="sandwich",
-        embedding=c.Embedding(scale=math.sqrt(options["model_dim"])),
-        head=c.LMHead(tied=True, softcap=softcap),
-    )
-
-
-def gemma_2(*, query_scalar: int = 256, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
-    """Gemma 2: sliding window in every other layer, scores capped at 50, logits at 30.
-
-    References:
-        Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
-        arXiv:2408.00118, section 2
-    """
-    return gemma(
-        vocab_size=256_000,
-        softcap=30.0,
-        windows=(4096, None),
-        scale=query_scalar**-0.5,
-        logit_softcap=50.0,
-        **sizes,
-    )
-
-
-def gemma_3(
-    *,
-    vocab_size: int,
-    query_scalar: int,
-    window: int,
-    scaling: c.RopeScaling | None = None,
-    **sizes: Unpack[LlamaSizes],
-) -> c.TransformerConfig:
-    """Gemma 3: five local layers per global layer, another RoPE base for global layers, QK-norm.
-
-    References:
-        Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
-    """
-    global_rope = c.Rope(base=1_000_000.0, scaling=scaling)
-    return gemma(
-        vocab_size=vocab_size,
-        positions=(*(c.Rope(),) * LOCAL_LAYERS_PER_GLOBAL, global_rope),
-        windows=(*(window,) * LOCAL_LAYERS_PER_GLOBAL, None),
-        scale=query_scalar**-0.5,
-        qk_norm=c.QKNorm(norm=NORM, over="head"),
-        **sizes,
-    )
-
-
+# As Gemma 2, except: scores have no scale and no cap; queries, keys and values have norms; norms
+# multiply by their scale; a scalar multiplies the stream after each layer. Global layers have wider
+# heads, p-RoPE, and, but for E2B and E4B, fewer keys, which are values too. The mixture has 8 of
+# 128 experts beside the dense network, which is three times as wide as one of them.
+# Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
 GEMMA_4_NORM = c.RMSNorm(eps=1e-6)
-GEMMA_4_ROPE = c.Rope(base=1_000_000.0, scaling=c.PRope(fraction=0.25))
-GEMMA_4_HEADS: dict[str, Any] = {
-    "scale": 1.0,
-    "qk_norm": c.QKNorm(norm=GEMMA_4_NORM),
-    "value_norm": replace(GEMMA_4_NORM, parameters="none"),
-}
+GEMMA_4_ROPE = replace(GLOBAL_ROPE, scaling=c.PRope(fraction=0.25))
+GEMMA_4_HEADS = replace(
+    HEADS,
+    scale=1.0,
+    qk_norm=c.QKNorm(norm=GEMMA_4_NORM),
+    value_norm=replace(GEMMA_4_NORM, parameters="none"),
+)
+GLOBAL_HEADS = c.SharedKV(
+    num_heads=1,
+    head_dim=512,
+    positions=(GEMMA_4_ROPE,),
+    scale=1.0,
+    qk_norm=GEMMA_4_HEADS.qk_norm,
+    value_norm=GEMMA_4_HEADS.value_norm,
+)
+GEMMA_4 = like(
+    GEMMA_2,
+    vocab_size=262_144,
+    attention=(*(replace(GEMMA_4_HEADS, windows=(1024,)),) * 5, GLOBAL_HEADS),
+    norm=GEMMA_4_NORM,
+    layer_scalar=True,
+)
+EXPERTS = c.MoE(
+    expert=GEGLU,
+    num_experts=128,
+    top_k=8,
+    router=c.Router(norm=GEMMA_4_NORM, expert_scale=True),
+    shared=c.SharedExpert(expert=replace(GEGLU, hidden_dim=3)),
+    norm=GEMMA_4_NORM,
+)
+GEMMA_4_MOE = like(GEMMA_4, feed_forward=(EXPERTS,))
+
+# As Gemma 4, except: embeddings for each layer; `with_readers` adds the global layers and readers.
+GEMMA_4_EDGE = like(
+    GEMMA_4,
+    attention=replace(GEMMA_4_HEADS, windows=(512,)),
+    layer_embedding=c.LayerEmbedding(dim=256),
+)
 
 
-def gemma_4_body(window: int, **sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
-    """Common part of all Gemma 4, with a window in every layer.
-
-    Queries, keys and values are normalised and scores have no scale; norms multiply by their scale;
-    a scalar multiplies the stream after each layer.
-    """
-    sizes["head_dim"] = 256
-    body = gemma(vocab_size=262_144, softcap=30.0, windows=(window,), **sizes)
-    attention: Any = body.attention
-    attention = replace(attention, **GEMMA_4_HEADS)
-    return replace(body, attention=attention, norm=GEMMA_4_NORM, layer_scalar=True)
-
-
-def gemma_4_edge(
-    *,
-    local_layers_per_global: int,
-    num_kv_shared_layers: int,
-    last_hidden_dim: int,
-    **sizes: Unpack[LlamaSizes],
+def with_readers(
+    model: c.TransformerConfig, *, period: int, num_readers: int, widening: int = 1
 ) -> c.TransformerConfig:
-    """Gemma 4 E2B and E4B: embeddings for each layer, and keys and values of earlier layers.
+    """Return Gemma 4 E2B or E4B: one layer of each period is global, and the last ones are readers.
 
-    The last `num_kv_shared_layers` layers read keys and values of the last layer before them that
-    has the same window; their feed-forward networks have `last_hidden_dim` features.
+    A reader has keys and values of the last layer before the readers that has the same window.
+
+    Args:
+        model: The model with local layers only.
+        period: Number of layers of which one is global.
+        num_readers: Number of readers.
+        widening: How many times as wide the feed-forward networks of readers are.
+
+    Returns:
+        The model.
 
     References:
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
-    body = gemma_4_body(512, **sizes)
-    local_layer: Any = body.attention
-    global_layer = replace(local_layer, head_dim=512, windows=(None,), positions=(GEMMA_4_ROPE,))
-    kinds = (*(local_layer,) * local_layers_per_global, global_layer)
+    local: Any = model.attention
+    wide = replace(local, head_dim=512, windows=(None,), positions=(GEMMA_4_ROPE,))
+    kinds = (*(local,) * (period - 1), wide)
     readers = tuple(replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
-    last_feed_forward = c.GLU(hidden_dim=last_hidden_dim, activation="gelu_tanh")
-    num_first_layers = body.num_layers - num_kv_shared_layers
-    repeats = num_first_layers // len(kinds), num_kv_shared_layers // len(kinds)
+    network: Any = model.feed_forward[0]
+    last = replace(network, hidden_dim=widening * network.hidden_dim)
+    num_first = model.num_layers - num_readers
     return replace(
-        body,
-        attention=kinds * repeats[0] + readers * repeats[1],
-        feed_forward=body.feed_forward * num_first_layers
-        + (last_feed_forward,) * num_kv_shared_layers,
-        layer_embedding=c.LayerEmbedding(dim=256),
+        model,
+        attention=kinds * (num_first // period) + readers * (num_readers // period),
+        feed_forward=(network,) * num_first + (last,) * num_readers,
     )
-
-
-def gemma_4(
-    *, num_global_kv_heads: int, expert_dim: int | None = None, **sizes: Unpack[LlamaSizes]
-) -> c.TransformerConfig:
-    """Gemma 4: global layers have fewer and wider heads, keys that are values too, and p-RoPE.
-
-    With an `expert_dim`, 8 of 128 experts of this width stand beside the dense network.
-
-    References:
-        Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
-    """
-    body = gemma_4_body(1024, **sizes)
-    local_layer: Any = body.attention
-    global_layer = c.SharedKV(
-        num_heads=local_layer.num_heads,
-        num_kv_heads=num_global_kv_heads,
-        head_dim=512,
-        positions=(GEMMA_4_ROPE,),
-        **GEMMA_4_HEADS,
-    )
-    kinds: tuple[Any, ...] = (*(local_layer,) * LOCAL_LAYERS_PER_GLOBAL, global_layer)
-    body = replace(body, attention=kinds)
-    if expert_dim is None:
-        return body
-    shared = c.GLU(hidden_dim=sizes["hidden_dim"], activation="gelu_tanh")
-    experts = c.MoE(
-        expert=c.GLU(hidden_dim=expert_dim, activation="gelu_tanh"),
-        num_experts=128,
-        top_k=8,
-        router=c.Router(norm=GEMMA_4_NORM, expert_scale=True),
-        shared=c.SharedExpert(expert=shared),
-        norm=GEMMA_4_NORM,
-    )
-    return replace(body, feed_forward=(experts,))
 
 
 PRESETS = {
-    "gemma-2-2b": gemma_2(
-        model_dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, head_dim=256, hidden_dim=9216
+    "gemma-2-2b": sized(GEMMA_2, 2304, 26, heads=8, kv=4, head_dim=256, hidden=9216),
+    "gemma-2-9b": sized(GEMMA_2, 3584, 42, heads=16, kv=8, head_dim=256, hidden=14_336),
+    "gemma-2-27b": sized(
+        GEMMA_2, 4608, 46, heads=32, kv=16, head_dim=128, hidden=36_864, scale=1 / 12
     ),
-    "gemma-2-9b": gemma_2(
-        model_dim=3584, num_layers=42, num_heads=16, num_kv_heads=8, head_dim=256, hidden_dim=14_336
+    "gemma-3-1b": sized(GEMMA_3_1B, 1152, 26, heads=4, kv=1, head_dim=256, hidden=6912),
+    "gemma-3-27b": sized(GEMMA_3, 5376, 62, heads=32, kv=16, head_dim=128, hidden=21_504),
+    "gemma-4-e2b": with_readers(
+        sized(GEMMA_4_EDGE, 1536, 35, heads=8, kv=1, head_dim=256, hidden=6144),
+        period=5,
+        num_readers=20,
+        widening=2,
     ),
-    "gemma-2-27b": gemma_2(
-        model_dim=4608,
-        num_layers=46,
-        num_heads=32,
-        num_kv_heads=16,
-        hidden_dim=36_864,
-        head_dim=128,
-        query_scalar=144,
+    "gemma-4-e4b": with_readers(
+        sized(GEMMA_4_EDGE, 2560, 42, heads=8, kv=2, head_dim=256), period=6, num_readers=18
     ),
-    "gemma-3-1b": gemma_3(
-        vocab_size=262_144,
-        model_dim=1152,
-        num_layers=26,
-        num_heads=4,
-        num_kv_heads=1,
-        hidden_dim=6912,
-        head_dim=256,
-        query_scalar=256,
-        window=512,
+    "gemma-4-31b": sized(
+        GEMMA_4, 5376, 60, heads=32, kv=16, global_kv=4, head_dim=256, hidden=21_504
     ),
-    "gemma-3-27b": gemma_3(
-        vocab_size=262_208,  # 64 more than the tokenizer has, as in the released embedding
-        model_dim=5376,
-        num_layers=62,
-        num_heads=32,
-        num_kv_heads=16,
-        hidden_dim=21_504,
-        head_dim=128,
-        query_scalar=168,
-        window=1024,
-        scaling=c.LinearScaling(factor=8.0),
-    ),
-    "gemma-4-e2b": gemma_4_edge(
-        model_dim=1536,
-        num_layers=35,
-        num_heads=8,
-        num_kv_heads=1,
-        hidden_dim=6144,
-        local_layers_per_global=4,
-        num_kv_shared_layers=20,
-        last_hidden_dim=12_288,
-    ),
-    "gemma-4-e4b": gemma_4_edge(
-        model_dim=2560,
-        num_layers=42,
-        num_heads=8,
-        num_kv_heads=2,
-        hidden_dim=10_240,
-        local_layers_per_global=5,
-        num_kv_shared_layers=18,
-        last_hidden_dim=10_240,
-    ),
-    "gemma-4-31b": gemma_4(
-        model_dim=5376,
-        num_layers=60,
-        num_heads=32,
-        num_kv_heads=16,
-        num_global_kv_heads=4,
-        hidden_dim=21_504,
-    ),
-    "gemma-4-26b-a4b": gemma_4(
-        model_dim=2816,
-        num_layers=30,
-        num_heads=16,
-        num_kv_heads=8,
-        num_global_kv_heads=2,
-        hidden_dim=2112,
-        expert_dim=704,
+    "gemma-4-26b-a4b": sized(
+        GEMMA_4_MOE, 2816, 30, heads=16, kv=8, global_kv=2, head_dim=256, hidden=704
     ),
 }
 YEARS = dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)

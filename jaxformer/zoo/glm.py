@@ -4,94 +4,66 @@ The module that predicts a second token is left out.
 """
 
 from dataclasses import replace
-from typing import Unpack
 
 from jaxformer import config as c
-from jaxformer.zoo.deepseek import deepseek, experts_by_sigmoid, with_experts
-from jaxformer.zoo.llama import LlamaOptions, llama
-from jaxformer.zoo.projection_biases import QKV
+from jaxformer.zoo.deepseek import EXPERTS_BY_SIGMOID, SIGMOID
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import GLU, QKV, like, sized
 
-NORM = c.RMSNorm(eps=1e-5)
-VOCAB_SIZE = 151_552
+# As Llama, except: norms before and after each branch, neighbours rotated in half of each head, and
+# biases of queries, keys and values: GLM 4 9B of April 2025 (0414).
+# GLM team, ChatGLM: A Family of Large Language Models from GLM-130B to GLM-4 All Tools, 2024.
+# arXiv:2406.12793, section 2
+GLM_4 = like(
+    LLAMA,
+    vocab_size=151_552,
+    positions=(c.Rope(fraction=0.5, pairing="neighbours"),),
+    biases=QKV,
+    norm_placement="sandwich",
+)
 
+# As Llama, except: half of each head rotated, biases of queries, keys and values, and DeepSeek V3's
+# experts without groups. The larger model has QK-norm.
+# GLM-4.5 team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models, 2025.
+# arXiv:2508.06471, section 2.1 and table 1
+GLM_4_5_AIR = like(
+    LLAMA,
+    vocab_size=151_552,
+    positions=(c.Rope(base=1e6, fraction=0.5),),
+    biases=QKV,
+    feed_forward=(GLU, EXPERTS_BY_SIGMOID),
+)
+GLM_4_5_EXPERTS = replace(EXPERTS_BY_SIGMOID, num_experts=160, router=replace(SIGMOID, scale=2.5))
+GLM_4_5 = like(GLM_4_5_AIR, qk_norm=c.QKNorm(norm=LLAMA.norm), feed_forward=(GLU, GLM_4_5_EXPERTS))
 
-def glm_4() -> c.TransformerConfig:
-    """GLM 4 9B of April 2025 (0414): norms before and after each branch, neighbours rotated.
-
-    References:
-        GLM team, ChatGLM: A Family of Large Language Models from GLM-130B to GLM-4 All Tools, 2024.
-        arXiv:2406.12793, section 2
-    """
-    body = llama(
-        vocab_size=VOCAB_SIZE,
-        model_dim=4096,
-        num_layers=40,
-        num_heads=32,
-        num_kv_heads=2,
-        hidden_dim=13_696,
-        positions=(c.Rope(fraction=0.5, pairing="neighbours"),),
-        biases=QKV,
-    )
-    return replace(body, norm_placement="sandwich")
-
-
-def glm_4_5(
-    moe: c.MoE, *, first_dense: int, **options: Unpack[LlamaOptions]
-) -> c.TransformerConfig:
-    """GLM 4.5: 96 heads whatever the width, DeepSeek V3's router without groups.
-
-    References:
-        GLM-4.5 team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models, 2025.
-        arXiv:2508.06471, section 2.1 and table 1
-    """
-    options |= {"num_kv_heads": 8, "head_dim": 128, "biases": QKV}
-    options["positions"] = (c.Rope(base=1_000_000.0, fraction=0.5),)
-    body = llama(vocab_size=VOCAB_SIZE, **options)
-    return with_experts(body, moe, first_dense=first_dense)
-
-
-def glm_4_7_flash() -> c.TransformerConfig:
-    """GLM 4.7 Flash: DeepSeek's latent attention, with values as wide as queries and keys.
-
-    References:
-        Z.ai, GLM-4.7-Flash, 2026. huggingface.co/zai-org/GLM-4.7-Flash
-    """
-    moe = experts_by_sigmoid(64, 4, hidden_dim=1536, scale=1.8)
-    attention = c.Latent(
-        num_heads=20,
-        latent_dim=512,
-        query_latent_dim=768,
-        nope_dim=192,
-        rope_dim=64,
-        value_dim=256,
-        positions=(c.Rope(base=1_000_000.0, pairing="neighbours"),),
-        norm=c.RMSNorm(eps=1e-6),
-    )
-    body = deepseek(
-        moe, attention, vocab_size=154_880, model_dim=2048, num_layers=47, dense_dim=10_240
-    )
-    return replace(body, norm=NORM)
-
+# As DeepSeek V3, except: no groups of experts, no YaRN, and values as wide as queries and keys.
+# Z.ai, GLM-4.7-Flash, 2026. huggingface.co/zai-org/GLM-4.7-Flash
+FLASH_LATENT = c.Latent(
+    num_heads=1,
+    latent_dim=512,
+    query_latent_dim=768,
+    nope_dim=192,
+    rope_dim=64,
+    value_dim=256,
+    positions=(c.Rope(base=1e6, pairing="neighbours"),),
+)
+FLASH_EXPERTS = replace(
+    EXPERTS_BY_SIGMOID, num_experts=64, top_k=4, router=replace(SIGMOID, scale=1.8)
+)
+GLM_4_7_FLASH = like(
+    LLAMA, vocab_size=154_880, attention=FLASH_LATENT, feed_forward=(GLU, FLASH_EXPERTS)
+)
 
 PRESETS = {
-    "glm-4-9b": glm_4(),
-    "glm-4.5-air": glm_4_5(
-        experts_by_sigmoid(128, 8, hidden_dim=1408, scale=1.0),
-        first_dense=1,
-        model_dim=4096,
-        num_layers=46,
-        num_heads=96,
-        hidden_dim=10_944,
+    "glm-4-9b": sized(GLM_4, 4096, 40, heads=32, kv=2, hidden=13_696),
+    "glm-4.5-air": sized(
+        GLM_4_5_AIR, 4096, 46, heads=96, kv=8, head_dim=128, dense=1, hidden=10_944, expert_dim=1408
     ),
-    "glm-4.5": glm_4_5(
-        experts_by_sigmoid(160, 8, hidden_dim=1536, scale=2.5),
-        first_dense=3,
-        model_dim=5120,
-        num_layers=92,
-        num_heads=96,
-        hidden_dim=12_288,
-        qk_norm=c.QKNorm(norm=NORM, over="head"),
+    "glm-4.5": sized(
+        GLM_4_5, 5120, 92, heads=96, kv=8, head_dim=128, dense=3, hidden=12_288, expert_dim=1536
     ),
-    "glm-4.7-flash": glm_4_7_flash(),
+    "glm-4.7-flash": sized(
+        GLM_4_7_FLASH, 2048, 47, heads=20, dense=1, hidden=10_240, expert_dim=1536
+    ),
 }
 YEARS = dict.fromkeys(PRESETS, 2025) | {"glm-4.7-flash": 2026}

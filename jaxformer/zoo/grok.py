@@ -1,33 +1,21 @@
 """Grok-1: a mixture of 8 experts with sandwich norms and capped scores."""
 
-import math
-
 from jaxformer import config as c
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import WIDTH, like, sized
 
+# As Llama, except: 2 of 8 experts, weighed by a softmax over all 8; norms before and after the
+# branches; capped scores; a scaled embedding; tied logits, divided by sqrt(3).
+# xAI, Open Release of Grok-1, 2024. github.com/xai-org/grok-1
+EXPERT = c.GLU(hidden_dim=1, activation="gelu_tanh")
+GROK = like(
+    LLAMA,
+    vocab_size=131_072,
+    logit_softcap=30.0,
+    feed_forward=(c.MoE(expert=EXPERT, num_experts=8, router=c.Router(renormalise=False)),),
+    norm_placement="sandwich",
+    embedding=c.Embedding(scale=WIDTH**0.5),
+    head=c.LMHead(tied=True, multiplier=3**-0.5),
+)
 
-def grok_1() -> c.TransformerConfig:
-    """2 of 8 experts, weighed by a softmax over all 8; logits divided by sqrt(3), tied.
-
-    References:
-        xAI, Open Release of Grok-1, 2024. github.com/xai-org/grok-1
-    """
-    moe = c.MoE(
-        expert=c.GLU(hidden_dim=32_768, activation="gelu_tanh"),
-        num_experts=8,
-        top_k=2,
-        router=c.Router(renormalise=False),
-    )
-    return c.TransformerConfig(
-        vocab_size=131_072,
-        model_dim=6144,
-        num_layers=64,
-        attention=c.MultiHead(num_heads=48, num_kv_heads=8, head_dim=128, logit_softcap=30.0),
-        feed_forward=(moe,),
-        norm=c.RMSNorm(eps=1e-5),
-        norm_placement="sandwich",
-        embedding=c.Embedding(scale=math.sqrt(6144)),
-        head=c.LMHead(tied=True, multiplier=3**-0.5),
-    )
-
-
-PRESETS = {"grok-1": grok_1()}
+PRESETS = {"grok-1": sized(GROK, 6144, 64, heads=48, kv=8, hidden=32_768)}

@@ -1,38 +1,22 @@
 """LFM 2.5: gated short convolutions in most layers, attention with QK-norm in the others."""
 
+from dataclasses import replace
+
 from jaxformer import config as c
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import HEADS, like, sized
 
-ATTENTION_LAYERS = (2, 5, 8, 10, 12, 14)  # counted from 0
-
-
-def lfm_2_5() -> c.TransformerConfig:
-    """LFM 2.5 1.2B: 10 convolutions over 3 tokens, 6 layers with grouped queries, tied.
-
-    References:
-        Liquid AI, LFM2 Technical Report, 2025. arXiv:2511.23404, section 2
-    """
-    num_heads, head_dim = 32, 64
-    norm = c.RMSNorm(eps=1e-5)
-    convolution = c.ShortConvolution(num_heads=num_heads, head_dim=head_dim)
-    attention = c.MultiHead(
-        num_heads=num_heads,
-        num_kv_heads=8,
-        head_dim=head_dim,
-        positions=(c.Rope(base=1_000_000.0),),
-        qk_norm=c.QKNorm(norm=norm, over="head"),
-    )
+# As Llama, except: convolutions over 3 tokens in all but 6 layers, which have QK-norm; tied.
+# Liquid AI, LFM2 Technical Report, 2025. arXiv:2511.23404, section 2
+CONVOLUTION = c.ShortConvolution(num_heads=1, head_dim=8)
+LFM_HEADS = replace(HEADS, positions=(c.Rope(base=1e6),), qk_norm=c.QKNorm(norm=LLAMA.norm))
+LFM_2_5 = like(
+    LLAMA,
+    vocab_size=65_536,
     # The 16th layer is a convolution, as the first.
-    kinds = (attention if i in ATTENTION_LAYERS else convolution for i in range(15))
-    return c.TransformerConfig(
-        vocab_size=65_536,
-        model_dim=num_heads * head_dim,
-        num_layers=16,
-        attention=tuple(kinds),
-        feed_forward=(c.GLU(hidden_dim=8192),),
-        norm=norm,
-        head=c.LMHead(tied=True),
-    )
+    attention=tuple(LFM_HEADS if i in (2, 5, 8, 10, 12, 14) else CONVOLUTION for i in range(15)),
+    head=c.LMHead(tied=True),
+)
 
-
-PRESETS = {"lfm-2.5-1.2b": lfm_2_5()}
+PRESETS = {"lfm-2.5-1.2b": sized(LFM_2_5, 2048, 16, heads=32, kv=8)}
 YEARS = dict.fromkeys(PRESETS, 2026)

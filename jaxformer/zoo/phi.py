@@ -1,77 +1,38 @@
 """Phi-3, Phi-3-small (another architecture) and Phi-4."""
 
-from dataclasses import replace
-from typing import Unpack
-
 from jaxformer import config as c
-from jaxformer.zoo.llama import LlamaSizes, llama
-from jaxformer.zoo.projection_biases import QKVO
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import QKVO, like, sized
 
-PHI_3_WINDOW = 2047
 # Ids that Phi-3-small's tokenizer never produces, most of them padding of its vocabulary.
 UNUSED_TOKEN_IDS = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
 
+# As Llama, except: a window in every layer, in the versions for texts of 4096 tokens.
+# Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
+PHI_3 = like(LLAMA, vocab_size=32_064, windows=(2047,))
 
-def phi_3(**sizes: Unpack[LlamaSizes]) -> c.TransformerConfig:
-    """Llama's design with a window in every layer: the versions for texts of 4096 tokens.
+# As Llama, except: clamped GEGLU, LayerNorm, biases, block-sparse layers in turn with dense ones,
+# and muP scales (same source).
+PHI_3_SMALL = like(
+    LLAMA,
+    vocab_size=100_352,
+    positions=(c.Rope(base=1e6),),
+    windows=(c.BlockSparse(block_size=64, local_blocks=16, stride=8), None),
+    scale=1 / 128,
+    biases=QKVO,
+    feed_forward=(c.ClampedGEGLU(hidden_dim=1, limit=20.0, bias=True),),
+    norm=c.LayerNorm(),
+    embedding=c.Embedding(scale=10.0),
+    head=c.LMHead(tied=True, multiplier=1 / 8, masked_ids=UNUSED_TOKEN_IDS),
+)
 
-    References:
-        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
-    """
-    return llama(vocab_size=32_064, windows=(PHI_3_WINDOW,), **sizes)
-
-
-def phi_3_small() -> c.TransformerConfig:
-    """Phi-3-small: clamped GEGLU, biases, alternating block-sparse and dense layers, muP scales.
-
-    References:
-        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
-    """
-    body = llama(
-        vocab_size=100_352,
-        model_dim=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        hidden_dim=14_336,
-        base=1_000_000.0,
-        windows=(c.BlockSparse(block_size=64, local_blocks=16, stride=8), None),
-        scale=1 / 128,
-        biases=QKVO,
-    )
-    return replace(
-        body,
-        feed_forward=(c.ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
-        norm=c.LayerNorm(),
-        embedding=c.Embedding(scale=10.0),
-        head=c.LMHead(tied=True, multiplier=1 / 8, masked_ids=UNUSED_TOKEN_IDS),
-    )
-
-
-def phi_4() -> c.TransformerConfig:
-    """Phi-3-medium's design with a larger vocabulary and no window.
-
-    References:
-        Abdin et al., Phi-4 Technical Report, 2024. arXiv:2412.08905, section 3
-    """
-    return llama(
-        vocab_size=100_352,
-        model_dim=5120,
-        num_layers=40,
-        num_heads=40,
-        num_kv_heads=10,
-        hidden_dim=17_920,
-        base=250_000.0,
-    )
-
+# As Phi-3, except: a larger vocabulary and no window.
+# Abdin et al., Phi-4 Technical Report, 2024. arXiv:2412.08905, section 3
+PHI_4 = like(LLAMA, vocab_size=100_352, positions=(c.Rope(base=250_000.0),))
 
 PRESETS = {
-    "phi-3-mini": phi_3(
-        model_dim=3072, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=8192
-    ),
-    "phi-3-small": phi_3_small(),
-    "phi-3-medium": phi_3(
-        model_dim=5120, num_layers=40, num_heads=40, num_kv_heads=10, hidden_dim=17_920
-    ),
-    "phi-4": phi_4(),
+    "phi-3-mini": sized(PHI_3, 3072, 32, heads=32, hidden=8192),
+    "phi-3-small": sized(PHI_3_SMALL, 4096, 32, heads=32, kv=8, hidden=14_336),
+    "phi-3-medium": sized(PHI_3, 5120, 40, heads=40, kv=10, hidden=17_920),
+    "phi-4": sized(PHI_4, 5120, 40, heads=40, kv=10, hidden=17_920),
 }

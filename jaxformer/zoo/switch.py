@@ -1,23 +1,17 @@
 """Switch Transformer: T5 with one expert a token in every second layer."""
 
-from dataclasses import replace
-
 from jaxformer import config as c
-from jaxformer.zoo.t5 import t5
+from jaxformer.zoo.sizes import like, sized
+from jaxformer.zoo.t5 import T5
 
+# As T5, except: experts in every second layer, which accept 64 tokens of a row.
+# Fedus et al., Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient
+# Sparsity, 2021. arXiv:2101.03961, section 2
+DENSE = c.MLP(hidden_dim=1, activation="relu")
+ROUTER = c.Router(renormalise=False, capacity=64)
+SWITCH = like(T5, feed_forward=(DENSE, c.MoE(expert=DENSE, num_experts=8, top_k=1, router=ROUTER)))
 
-def switch_base(*, num_experts: int) -> c.TransformerConfig:
-    """T5-Base whose experts accept 64 tokens of a row.
-
-    References:
-        Fedus et al., Switch Transformers: Scaling to Trillion Parameter Models with Simple and
-        Efficient Sparsity, 2021. arXiv:2101.03961, section 2
-    """
-    dense = c.MLP(hidden_dim=3072, activation="relu")
-    body = t5(model_dim=768, num_layers=12, num_heads=12, hidden_dim=dense.hidden_dim)
-    router = c.Router(renormalise=False, capacity=64)
-    moe = c.MoE(expert=dense, num_experts=num_experts, top_k=1, router=router)
-    return replace(body, feed_forward=(dense, moe))
-
-
-PRESETS = {f"switch-base-{number}": switch_base(num_experts=number) for number in (8, 64, 128)}
+PRESETS = {
+    f"switch-base-{number}": sized(SWITCH, 768, 12, heads=12, experts=number)
+    for number in (8, 64, 128)
+}

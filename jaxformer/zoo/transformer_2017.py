@@ -4,30 +4,23 @@ All projections have biases, as in most implementations; in tensor2tensor, queri
 had none. The vocabulary is the English-German one, "about 37000" byte pairs.
 """
 
-import math
-from dataclasses import replace
-
 from jaxformer import config as c
-from jaxformer.zoo.gpt import gpt
+from jaxformer.zoo.gpt import GPT_2
+from jaxformer.zoo.sizes import DEPTH, WIDTH, like, sized
 
-
-def transformer_2017(*, model_dim: int, num_heads: int) -> c.TransformerConfig:
-    """Original Transformer: 6 + 6 layers, post-norm, ReLU, sinusoids, one shared table.
-
-    References:
-        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3 and table 3
-    """
-    return replace(
-        gpt(vocab_size=37_000, model_dim=model_dim, num_layers=6, num_heads=num_heads),
-        feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
-        topology=c.EncoderDecoder(num_encoder_layers=6),
-        norm_placement="post",
-        final_norm=False,
-        embedding=c.Embedding(scale=math.sqrt(model_dim), positions=c.Sinusoid()),
-    )
-
+# As GPT-2, except: an encoder too, post-norm, ReLU, sinusoids, and a scaled embedding.
+# Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3 and table 3
+TRANSFORMER = like(
+    GPT_2,
+    vocab_size=37_000,
+    feed_forward=(c.MLP(hidden_dim=1, activation="relu", bias=True),),
+    topology=c.EncoderDecoder(num_encoder_layers=DEPTH),
+    norm_placement="post",
+    final_norm=False,
+    embedding=c.Embedding(scale=WIDTH**0.5, positions=c.Sinusoid()),
+)
 
 PRESETS = {
-    "transformer-base": transformer_2017(model_dim=512, num_heads=8),
-    "transformer-big": transformer_2017(model_dim=1024, num_heads=16),
+    "transformer-base": sized(TRANSFORMER, 512, 6, heads=8),
+    "transformer-big": sized(TRANSFORMER, 1024, 6, heads=16),
 }
