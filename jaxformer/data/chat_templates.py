@@ -210,7 +210,7 @@ def _normalised(number: int, message: Message) -> dict[str, Any]:
     known = {key: value for key, value in message.items() if value is not None}
     where = f"message {number} of role {known['role']}"
     if "content" in known:
-        known["content"] = _text_of_parts(known["content"], where)
+        known["content"] = text_of_parts(known["content"], where)
     elif not any(value for key, value in known.items() if key not in UNMARKED_KEYS):
         raise ValueError(f"{where} has no content; give it a text, or remove the message.")
     for name in ("reasoning_content", "thinking", "reasoning"):
@@ -219,7 +219,7 @@ def _normalised(number: int, message: Message) -> dict[str, Any]:
     return known
 
 
-def _text_of_parts(content: Any, where: str) -> str:
+def text_of_parts(content: Any, where: str) -> str:
     """Content of a message: a text, or a list of texts and of objects with a text."""
     text = ""
     for part in content if isinstance(content, list) else [content]:

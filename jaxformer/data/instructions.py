@@ -109,6 +109,8 @@ def _converted(record: Record, source: Instructions) -> Record:
         raise ValueError(f"{INSTRUCTION} and input must be text; got {prompt}.")
     pair = "\n".join(prompt), record[OUTPUT]
     history = _list_of(record, "history") if record.get("history") else []
+    is_turns = all(isinstance(turn, list) and len(turn) == 2 for turn in history)
+    require(is_turns, f"history must be pairs of texts; got {str(history)[:60]}.")
     if not before and not history:
         return dict(zip((source.prompt, source.answer), pair, strict=True))
     for turn in (*history, pair):

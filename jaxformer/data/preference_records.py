@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
+from jaxformer.data.chat_templates import text_of_parts
 from jaxformer.data.instructions import TOOLS
 from jaxformer.data.records import Record
 
@@ -75,14 +76,21 @@ def reasons_text(counts: Iterable[int]) -> str:
 
 
 def _field(record: Record, name: str, where: str) -> Any:
-    """A field: text, messages without nulls, or None."""
+    """A field: text, messages without nulls whose parts are joined, or None."""
     match record.get(name):
         case str(text):
             return text
         case [*messages] if all(
             isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages
         ):
-            return [{key: x for key, x in m.items() if x is not None} for m in messages]
+            return [
+                {
+                    key: text_of_parts(x, where) if key == "content" else x
+                    for key, x in m.items()
+                    if x is not None
+                }
+                for m in messages
+            ]
         case None if name in record or name == PROMPT:
             return None
     raise ValueError(

@@ -263,6 +263,14 @@ def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
         ({"instruction": "a", "output": "b", "system": "c"}, "messages needs a tokenizer with a"),
         ({"conversations": "a"}, "line 2: conversations must be a list; got 'a'"),
         (
+            {"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]},
+            r"history must be pairs of texts; got \[\['c', 'd'\], \['e'\]\]",
+        ),
+        (
+            {"instruction": "a", "output": "b", "history": ["cd"]},
+            r"history must be pairs of texts; got \['cd'\]",
+        ),
+        (
             {"conversations": [{"from": "bing"}]},
             "a message from 'bing'; system, user, assistant, hu",
         ),

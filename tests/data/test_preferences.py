@@ -9,6 +9,7 @@ import pytest
 
 from jaxformer import data
 from jaxformer.data import ChatTemplate, PreferenceBatches, read_preferences
+from jaxformer.data.preference_records import EMPTY, EQUAL, read_pair
 from tests.data.test_instructions import BYTES, TEMPLATE, spelt
 
 CHATML = ChatTemplate(TEMPLATE, {})
@@ -270,3 +271,23 @@ def test_null_answers_of_a_table_are_left_out(tmp_path):
     )
     pairs = read_preferences(path, BYTES, template=None, row_length=7, folder=tmp_path / "cache")
     assert pairs.left_out.tolist() == [1, 0, 0, 0] and pairs.digest == read(tmp_path, *LINES).digest
+
+
+def test_content_in_parts_is_its_text():
+    """An empty part is no answer, equal texts are equal, and the prompt has one key."""
+    text = lambda role, words: {"role": role, "content": words}  # noqa: E731
+    parts = lambda role, words: text(role, [{"type": "text", "text": words}])  # noqa: E731
+
+    def pair(form, chosen, rejected):
+        record = {"prompt": [form("user", "q")]}
+        record |= {"chosen": [chosen], "rejected": [rejected]}
+        return read_pair(record, where="here")
+
+    answer = text("assistant", "x")
+    assert pair(text, answer, parts("assistant", "")) == EMPTY
+    assert pair(text, answer, text("assistant", [])) == EMPTY
+    assert pair(text, answer, parts("assistant", "x")) == EQUAL
+    other = text("assistant", "y")
+    assert pair(parts, answer, other).prompt_key == pair(text, answer, other).prompt_key
+    with pytest.raises(ValueError, match="content of here must be a text.* got image"):
+        pair(text, answer, text("assistant", [{"type": "image"}]))
