@@ -10,10 +10,12 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flax.traverse_util import unflatten_dict
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from experiments.training.memory_checks import device_memory_limit
 from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from experiments.training.output_folder import RUN_FILE, tokenizer_digest
 from experiments.training.run_config import AnyRunConfig, context_length, length_warning
@@ -27,6 +29,7 @@ from jaxformer.layers.layouts import Layout, decoding_layout, split_layers
 from jaxformer.layers.lora import split_parameters
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import abstract_parameters, broadcast_from_process_0, check_divisible
+from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.training.checkpoints import Checkpoints
 
 MAX_DEFAULT_LENGTH = 1024  # tokens of context, where an evaluation sets none
@@ -302,6 +305,7 @@ def load_from_run(
         config = config_of_description(description, folder)
         if mesh is not None:
             check_divisible(config, mesh.shape)
+            check_fits(folder, config, mesh, dtype)
         by_layer, params = (layout or decoding_layout(config)) == "by_layer", dict[str, Any]()
         shapes = split_parameters(config.adapter, abstract_parameters(config, mesh))
         for path, array in checkpoints.restore_one_by_one(step, shapes):
@@ -331,6 +335,22 @@ def load_from_run(
     )
 
 
+def check_fits(folder: Path, config: TransformerConfig, mesh: Mesh, dtype: DTypeLike) -> None:
+    """Raise ValueError if the parameters in this dtype need more memory than a device has."""
+    limit = device_memory_limit()
+    shapes = flatten_dict(abstract_parameters(config, mesh), sep="/")
+    needed = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * storage_dtype(path, dtype).itemsize
+        for path, x in shapes.items()
+    )
+    if limit is not None and needed > limit:
+        raise ValueError(
+            f"The parameters of {folder} need {format_bytes(needed)} per device in "
+            f"{jnp.dtype(dtype)}, but a device has {format_bytes(limit)}. Take a narrower --dtype, "
+            "or more devices and --mesh.tensor."
+        )
+
+
 def runs_of(folder: Path) -> Iterator[dict[str, Any]]:
     """run.json of a run, of the run that it began with, and so on."""
     if (folder / RUN_FILE).is_file():
@@ -355,6 +375,8 @@ def load_from_hugging_face(
 ) -> LoadedModel:
     """Load configuration, parameters, tokenizer and special tokens of a Hugging Face folder."""
     tokenizer = data.load_tokenizer(folder)
+    if mesh is not None:
+        check_fits(folder, load_config(folder, ignore=ignore), mesh, dtype)
     config, params = read_pretrained(folder, dtype, ignore=ignore, mesh=mesh, layout=layout)
     settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
     start = (settings.get("bos_token_id", stop[0]),)

@@ -25,6 +25,7 @@ from jaxformer.config.embedding import Embedding as Embedding
 from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU
 from jaxformer.config.feed_forward import MLP as MLP
+from jaxformer.config.feed_forward import XIELU as XIELU
 from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
 from jaxformer.config.feed_forward import ExpertGroups as ExpertGroups
 from jaxformer.config.feed_forward import ExpertLatent as ExpertLatent

@@ -1,7 +1,9 @@
 """Feed-forward options: MLP, GLU, clamped GEGLU, MoE, and the `FeedForward` protocol."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from jaxtyping import Array
@@ -73,9 +75,13 @@ class DenseFeedForward(FeedForward, protocol=True):
     hidden_dim: int
     bias: bool
     input_projections: tuple[str, ...] = ("gate", "up")
+    learned_numbers: Mapping[str, float] = MappingProxyType({})  # of the activation, at the start
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
-        """Apply the activation, and the gate if there is one, to the input projections."""
+        """Apply the activation, and the gate if there is one, to the input projections.
+
+        The mapping has the learned numbers too.
+        """
         raise NotImplementedError
 
     def flops(self, model_dim: int, length: int) -> int:
@@ -86,7 +92,8 @@ class DenseFeedForward(FeedForward, protocol=True):
     def num_parameters(self, model_dim: int) -> int:
         """Numbers in kernels and biases."""
         num_biases = len(self.input_projections) * self.hidden_dim + model_dim
-        return self.flops(model_dim, 1) // 2 + self.bias * num_biases
+        kernels = self.flops(model_dim, 1) // 2
+        return kernels + self.bias * num_biases + len(self.learned_numbers)
 
     def hidden_width(self, model_dim: int) -> int:
         """Outputs per token of the projections from the model width."""
@@ -172,6 +179,39 @@ class ClampedGEGLU(DenseFeedForward):
         """`F.clamped_geglu` of gate and up."""
         gate, up = projections["gate"], projections["up"]
         return F.clamped_geglu(gate, up, limit=self.limit, alpha=self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class XIELU(DenseFeedForward):
+    """Two linear layers with `F.xielu` between them, whose curvatures are learned (Apertus).
+
+    Attributes:
+        hidden_dim: Number of hidden features.
+        beta: Slope of the activation at zero.
+        bias: Whether the linear layers have biases.
+
+    References:
+        Huang and Schlag, Deriving Activation Functions Using Integration, 2024. arXiv:2411.13010
+    """
+
+    hidden_dim: int
+    beta: float = 0.5
+    bias: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "hidden_dim")
+
+    input_projections = ("up",)
+    # Softplus makes them 0.8, and 0.8 less the usual beta.
+    learned_numbers = MappingProxyType(
+        {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3))}
+    )
+
+    def activate(self, projections: Mapping[str, Array]) -> Array:
+        """`F.xielu` of up."""
+        numbers = projections["alpha_p"], projections["alpha_n"]
+        return F.xielu(projections["up"], *numbers, beta=self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)

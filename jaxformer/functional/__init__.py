@@ -19,6 +19,7 @@ from jaxformer.functional.activations import sigmoid as sigmoid
 from jaxformer.functional.activations import silu as silu
 from jaxformer.functional.activations import soft_cap as soft_cap
 from jaxformer.functional.activations import swiglu as swiglu
+from jaxformer.functional.activations import xielu as xielu
 from jaxformer.functional.attention.blockwise import BLOCKWISE_REMAT_NAME as BLOCKWISE_REMAT_NAME
 from jaxformer.functional.attention.blockwise import blockwise_attention as blockwise_attention
 from jaxformer.functional.attention.cudnn import segment_offsets as segment_offsets

@@ -300,6 +300,40 @@ def clamped_geglu(
 
 
 @typechecked
+def xielu(
+    x: Float[Array, "*batch"],
+    alpha_p: Float[Array, "..."],
+    alpha_n: Float[Array, "..."],
+    *,
+    beta: float = 0.5,
+) -> Float[Array, "*batch"]:
+    """Integral of ELU, xIELU: a parabola above zero, an exponential below, both learned.
+
+        y = softplus(alpha_p) * x ** 2 + beta * x                                  (x > 0)
+        y = (beta + softplus(alpha_n)) * (exp(x) - 1 - x) + beta * x               (x <= 0)
+
+    Args:
+        x: Any float dtype.
+        alpha_p: One number, which says the curvature above zero.
+        alpha_n: One number, which says that below.
+        beta: Slope at zero.
+
+    Returns:
+        The activations, computed in float32, in the dtype of `x`.
+
+    References:
+        Huang and Schlag, Deriving Activation Functions Using Integration, 2024. arXiv:2411.13010,
+        section 3
+    """
+    wide = x.astype(jnp.float32)
+    alpha_p, alpha_n = (a.astype(jnp.float32).reshape(()) for a in (alpha_p, alpha_n))
+    above = jax.nn.softplus(alpha_p) * wide**2
+    below = jnp.minimum(wide, 0)  # no overflow where it is not used
+    curve = (beta + jax.nn.softplus(alpha_n)) * (jnp.expm1(below) - below)
+    return (jnp.where(wide > 0, above, curve) + beta * wide).astype(x.dtype)
+
+
+@typechecked
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """Soft cap: cap * tanh(x / cap), bounded by (-cap, cap).
 

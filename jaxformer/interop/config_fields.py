@@ -249,6 +249,21 @@ class NotWritten(NoEntries):
 
 
 @dataclass(frozen=True)
+class OldName(NoEntries):
+    """A field of old files for what others say under another name; it is not written.
+
+    Attributes:
+        field: The field, which takes precedence.
+    """
+
+    field: Any
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """Its options if the file has it."""
+        return self.field.read(reader, options) if self.field.name in reader else {}
+
+
+@dataclass(frozen=True)
 class Derived(NoEntries):
     """An option that follows from those of the fields before.
 

@@ -1,12 +1,14 @@
 """Load a Hugging Face folder: config.json to a configuration, tensors to parameters."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from jaxformer import config as c
+from jaxformer.interop import coverage
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.config_comparison import with_shortest_cycles
 from jaxformer.interop.config_reader import IGNORE_HINT, ConfigReader
@@ -28,6 +31,7 @@ from jaxformer.interop.hub import fetch_folder
 from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping, expand_mapping
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.tensor_checks import check_finite, check_size, check_tensors
+from jaxformer.interop.text_parts import text_family
 from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
 from jaxformer.layers.layouts import Layout, decoding_layout
@@ -35,7 +39,6 @@ from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import check_divisible, parameter_shardings, put_sharded
 
 LOG = logging.getLogger("jaxformer")
-ALIGNMENT = 64  # bytes; JAX on CPUs uses NumPy memory with this alignment without a copy
 PROGRESS_MIN_BYTES = 1 << 30
 MAX_READING_THREADS = 8  # each holds a tensor
 MAX_LAYERS = 10_000
@@ -190,14 +193,21 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 
 def find_family(values: Mapping[str, Any], where: Path) -> Family:
-    """Family of config.json's model_type."""
+    """Family of config.json's model_type, or of its text part.
+
+    Raises:
+        ValueError: There is none.
+    """
     kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(
-            f"{where}: model_type {kind!r} is not supported; supported are "
-            f"{', '.join(sorted(FAMILIES))}."
-        )
-    return FAMILIES[kind]
+    if isinstance(kind, str) and kind in FAMILIES:
+        return FAMILIES[kind]
+    try:
+        family = text_family(values, FAMILIES)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if family is None:
+        raise ValueError(f"{where}: {coverage.explain(values)}")
+    return family
 
 
 def build_config(
@@ -254,10 +264,20 @@ def _rename_keys(
         raise ValueError(f"{folder} has the same tensors under two names: {', '.join(twice)}.")
     if left_out:
         LOG.info(
-            "%s: %d of %d tensors have no part in the logits of text and are left out: %s to %s",
-            *(folder, len(left_out), len(stored), min(left_out), max(left_out)),
+            "%s: %d of %d tensors have no part in the logits of text and are left out: %s",
+            *(folder, len(left_out), len(stored), _modules(left_out, stored)),
         )
     return renamed
+
+
+def _modules(names: list[str], stored: Mapping[str, files.StoredTensor]) -> str:
+    """The modules of some tensors, with their sizes."""
+    sizes: dict[str, int] = {}
+    for name in names:
+        parts = name.removeprefix("model.").split(".")
+        module = ".".join(parts[:3] if parts[0] == "layers" else parts[:1])
+        sizes[module] = sizes.get(module, 0) + stored[name].nbytes
+    return ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in sizes.items())
 
 
 def _resolve_tied_head(
@@ -320,7 +340,7 @@ def _load_params(
 ) -> dict[str, Any]:
     """Read all tensors into parameter arrays and place them on devices."""
     arrays = {
-        path: _empty_aligned(shape, storage_dtype(path, dtype)) for path, shape in shapes.items()
+        path: _empty_pages(shape, storage_dtype(path, dtype)) for path, shape in shapes.items()
     }
 
     def read(link: TensorMapping) -> int:
@@ -352,12 +372,14 @@ def _load_params(
     return unflatten_dict(leaves, sep="/")
 
 
-def _empty_aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Uninitialized array aligned to 64 bytes, which JAX can use without a copy."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+def _empty_pages(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Array of zeros in pages of its own, whose alignment lets JAX on CPUs use it without a copy.
+
+    NumPy asks for huge pages, whose first touch takes three times as long on a virtual machine.
+    """
+    count = math.prod(shape)
+    pages = mmap(-1, max(count * dtype.itemsize, 1), access=ACCESS_COPY)
+    return np.frombuffer(pages, dtype, count).reshape(shape)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class RopeField:
         pairing: Features that it turns as a pair.
         fraction: Default of the fraction of a head that it turns; None is always the whole head.
         fraction_name: Field of the fraction outside ``rope_parameters``.
-        aliases: Kinds that mean "longrope" in files of this family.
+        aliases: Pairs of a kind in files of this family and the kind that it means.
     """
 
     base: float = 10_000.0
@@ -41,7 +41,7 @@ class RopeField:
     pairing: Any = "halves"
     fraction: float | None = None
     fraction_name: str = "partial_rotary_factor"
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The positions of the layers, as a cycle."""
@@ -109,7 +109,7 @@ def read_rope_section(
     pairing: Any = "halves",
     fraction: float = 1.0,
     original_max_length: int | None = None,
-    aliases: tuple[str, ...] = (),
+    aliases: tuple[tuple[str, str], ...] = (),
 ) -> c.Rope:
     """RoPE from one ``rope_parameters`` or ``rope_scaling`` object.
 
@@ -121,7 +121,7 @@ def read_rope_section(
         fraction: Default of the rotated fraction of a head.
         original_max_length: The model's ``original_max_position_embeddings``, which takes
             precedence over that of the object; None if it has none.
-        aliases: Kinds that mean "longrope".
+        aliases: Pairs of a kind and the kind that it means.
 
     Returns:
         The RoPE option.
@@ -136,7 +136,7 @@ def read_rope_section(
         base=section.number("rope_theta", base),
         fraction=fraction,
         pairing=pairing,
-        scaling=_scaling(section, "longrope" if kind in aliases else kind, max_length, original),
+        scaling=_scaling(section, dict(aliases).get(kind, kind), max_length, original),
     )
 
 

@@ -5,6 +5,7 @@ Unlike pickles, these files cannot execute code.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -53,8 +54,9 @@ class StoredTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        """Bytes of its values, also of a dtype that is not read: "I64", "F8_E4M3", "BOOL"."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (1 if bits is None else int(bits[0]) // 8)
 
 
 class TensorSpec(NamedTuple):
@@ -152,7 +154,7 @@ def _join_mxfp4(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def read_tensor(stored: StoredTensor) -> np.ndarray:
-    """Read one tensor.
+    """Return one tensor, which is read from its file where it is used.
 
     Raises:
         ValueError: The file has become shorter since its header was read.
@@ -162,10 +164,13 @@ def read_tensor(stored: StoredTensor) -> np.ndarray:
     if stored.joined:
         rows = slice(stored.first_row, stored.first_row + stored.shape[0])
         return np.concatenate([read_tensor(part) for part in stored.joined])[rows]
-    data = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
-    if data.size < stored.nbytes:
-        raise ValueError(f"{stored.path} has become shorter while it was read.")
-    return data.view(DTYPES[stored.dtype]).reshape(stored.shape)
+    if not stored.nbytes:
+        return np.empty(stored.shape, DTYPES[stored.dtype])
+    try:
+        data = np.memmap(stored.path, np.uint8, "r", stored.offset, (stored.nbytes,))
+    except ValueError as error:
+        raise ValueError(f"{stored.path} has become shorter while it was read.") from error
+    return data.view(np.ndarray).view(DTYPES[stored.dtype]).reshape(stored.shape)
 
 
 def write_folder(

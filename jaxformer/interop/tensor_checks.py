@@ -11,7 +11,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import TensorMapping, unmapped_params
 from jaxformer.interop.transforms import Shape
 
-VALUES_PER_CHECK = 1 << 20
+VALUES_PER_CHECK = 1 << 16  # whose bits stay in a cache
 MAX_SIZE_RATIO = 1000  # described to stored values; beyond it config.json must be wrong
 
 

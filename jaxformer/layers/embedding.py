@@ -31,7 +31,7 @@ class Embed(nn.Module):
         options: Any = dict(dtype=self.runtime.dtype, adaptable=True)
         table = sharded_parameter(self, "embedding", init_fn, shape, self.logical_axes, **options)
         if (lora := self.runtime.lora_of(self.path)) is not None:
-            table = adapt_kernel(self, lora, table, shape, self.logical_axes)
+            table = adapt_kernel(self, lora, table, shape, self.logical_axes).merged()
         return table
 
 
@@ -119,7 +119,7 @@ class LMHead(nn.Module):
             declared: Any = dict(dtype=dtype, adaptable=True)
             kernel = sharded_parameter(self, "kernel", init_fn, shape, logical_axes, **declared)
             if (lora := self.runtime.lora_of(("head",))) is not None:
-                kernel = adapt_kernel(self, lora, kernel, shape, logical_axes)
+                kernel = adapt_kernel(self, lora, kernel, shape, logical_axes).merged()
         if cfg.unit_rows:
             kernel = F.unit_vectors(kernel, axis=1 if cfg.tied else 0)
         bias = None

@@ -53,10 +53,21 @@ class FeedForward(nn.Module):
             name: self._into_hidden(name, option.hidden_dim, option.bias)(x)
             for name in option.input_projections
         }
-        hidden = apply_dropout(self, option.activate(projections), rate, axis_name=tensor)
+        numbers = {
+            name: self._learned_number(name, start)
+            for name, start in option.learned_numbers.items()
+        }
+        activations = option.activate({**projections, **numbers})
+        hidden = apply_dropout(self, activations, rate, axis_name=tensor)
         return self._out_of_hidden(
             "down", option.hidden_dim, option.bias, keep_partial_sums=self.keep_partial_sums
         )(hidden)
+
+    @nn.nowrap
+    def _learned_number(self, name: str, start: float) -> Float[Array, " 1"]:
+        """Declare a number of the activation, in float32."""
+        init = nn.initializers.constant(start)
+        return sharded_parameter(self, name, init, (1,), "features")
 
     @nn.nowrap
     def _into_hidden(self, name: str, width: int, bias: bool) -> Linear:

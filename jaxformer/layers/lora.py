@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.linen.initializers import zeros
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -15,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.parameters import sharded_parameter, storage_dtype
 from jaxformer.layers.runtime import apply_dropout
 
@@ -48,21 +48,12 @@ def low_rank_parameters(
 
     Returns:
         The factors on this device, in the dtype of the computation.
-
-    Raises:
-        ValueError: The rank is larger than the kernel's inputs or outputs.
     """
     dtype = module.runtime.dtype
     inputs, outputs = logical_axes.split(" -> ")
     split = len(inputs.split())
     stacks = int(inputs.startswith("experts"))
-    fan_in, fan_out = (int(np.prod(x)) for x in (shape[stacks:split], shape[split:]))
-    if lora.rank > min(fan_in, fan_out):
-        path = "/".join(module.path)
-        raise ValueError(
-            f"LoRA.rank must be at most the width of every target; got {lora.rank}, and {path} has "
-            f"{fan_in} inputs and {fan_out} outputs."
-        )
+    fan_in = math.prod(shape[stacks:split])
 
     def draw_a(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -1.0, 1.0) / math.sqrt(fan_in)
@@ -81,16 +72,39 @@ def low_rank_parameters(
     return LowRank(a, b)
 
 
+class AdaptedKernel(NamedTuple):
+    """A kernel and the update beside it, which has its scale; no update without an adapter."""
+
+    kernel: Float[Array, "*in out"]
+    update: LowRank | None = None
+
+    def merged(self) -> Float[Array, "*in out"]:
+        """The kernel with its update."""
+        return self.kernel if self.update is None else self.kernel + self.update.product()
+
+    def add_update(self, y: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Add x times the update to y, the kernel's outputs, which further features may follow."""
+        if self.update is None:
+            return y
+        update = F.linear(F.linear(x, self.update.a), self.update.b)
+        return y + jnp.pad(update, [(0, n - m) for n, m in zip(y.shape, update.shape, strict=True)])
+
+
 def adapt_kernel(
     module: nn.Module,
     lora: c.LoRA,
     kernel: Float[Array, "..."],
     shape: tuple[int, ...],
     logical_axes: str,
-) -> Float[Array, "..."]:
-    """Add the adapter's update to a kernel of which rows or statistics are used."""
+) -> AdaptedKernel:
+    """Return a kernel and its update for functions that do the products themselves."""
     factors = low_rank_parameters(module, lora, shape, logical_axes)
-    return kernel + factors.product() * jnp.asarray(lora.scale, kernel.dtype)
+    a, b = (x.astype(kernel.dtype) for x in factors)
+    b = b * jnp.asarray(lora.scale, b.dtype)
+    if lora.dora:
+        ratio = _column_ratio(module, lora, kernel, factors, shape, logical_axes)
+        kernel, b = (x * jnp.broadcast_to(ratio.astype(x.dtype), x.shape) for x in (kernel, b))
+    return AdaptedKernel(kernel, LowRank(a, b))
 
 
 def adapt_output(
@@ -102,23 +116,42 @@ def adapt_output(
     logical_axes: str,
 ) -> Float[Array, "..."]:
     """Return x times the adapted kernel; x and the kernel have the same dtype."""
-    parsed = parse_logical_axes(logical_axes)
-    axes, is_sharded = parsed.num_input_axes, parsed.names[0] in SHARDED_OVER_TENSOR
-    tensor = module.runtime.mesh_axes.tensor if is_sharded else None
+    axes = parse_logical_axes(logical_axes).num_input_axes
+    tensor = _tensor_of_inputs(module, logical_axes)
     factors = low_rank_parameters(module, lora, shape, logical_axes)
     inputs = apply_dropout(module, x, lora.dropout, axis_name=tensor)
     update = F.linear(F.linear(inputs, factors.a, axes=axes), factors.b)
     y = F.linear(x, kernel, axes=axes) + update * jnp.asarray(lora.scale, x.dtype)
     if not lora.dora:
         return y
+    ratio = _column_ratio(module, lora, kernel, factors, shape, logical_axes)
+    return y * jnp.broadcast_to(ratio.astype(y.dtype), y.shape)
+
+
+def _column_ratio(
+    module: nn.Module,
+    lora: c.LoRA,
+    kernel: Float[Array, "..."],
+    factors: LowRank,
+    shape: tuple[int, ...],
+    logical_axes: str,
+) -> Float[Array, "..."]:
+    """DoRA's trained length of each column of the adapted kernel, divided by its own."""
+    parsed, tensor = parse_logical_axes(logical_axes), _tensor_of_inputs(module, logical_axes)
+    axes = parsed.num_input_axes
     merged = kernel.astype(jnp.float32) + lora.scale * factors.product().astype(jnp.float32)
     square = jnp.sum(jnp.square(merged), axis=tuple(range(axes)))
     length = jnp.sqrt(F.reduce_from_tensor_parallel(square, tensor))
     init_fn = lambda key, shape, dtype: length  # noqa: E731
     magnitude = sharded_parameter(module, MAGNITUDE, init_fn, shape[axes:], parsed.bias_axes)
     divisor = jax.lax.stop_gradient(jnp.where(length == 0, 1, length))
-    ratio = F.copy_to_tensor_parallel(magnitude, tensor) / divisor
-    return y * jnp.broadcast_to(ratio.astype(y.dtype), y.shape)
+    return F.copy_to_tensor_parallel(magnitude, tensor) / divisor
+
+
+def _tensor_of_inputs(module: nn.Module, logical_axes: str) -> str | None:
+    """Mesh axis over which the inputs of a kernel are sharded."""
+    is_sharded = parse_logical_axes(logical_axes).names[0] in SHARDED_OVER_TENSOR
+    return module.runtime.mesh_axes.tensor if is_sharded else None
 
 
 def is_adapter(path: str) -> bool:
@@ -153,9 +186,12 @@ def split_parameters(lora: c.LoRA | None, tree: Any) -> SplitParameters:
     paths = {name: [path for path in leaves if f"/{name}/" in f"/{path}/"] for name in names}
     if missing := [name for name in names if not paths[name]]:
         parts = sorted({part for path in leaves for part in path.split("/")})
+        hint = ""
+        if layout_of(tree) == "by_layer":
+            hint = " Here each layer has its own; layers.layouts.arrange_layers stacks them."
         raise ValueError(
             f"No parameter has {', '.join(missing)} of LoRA.trained in its path; there are "
-            f"{', '.join(parts)}."
+            f"{', '.join(parts)}.{hint}"
         )
     named = {path for listed in paths.values() for path in listed}
     trained = {path: leaves.pop(path) for path in [*leaves] if path in named or is_adapter(path)}

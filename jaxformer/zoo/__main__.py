@@ -1,6 +1,6 @@
 """Print the lecture's tables, a model, the names of all, or who chose what.
 
-python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS]
+python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS | --coverage transformers]
 """
 
 import argparse
@@ -10,6 +10,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.config import python_source
 from jaxformer.errors import readable_errors
+from jaxformer.interop import coverage
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row
 
@@ -26,12 +27,16 @@ def main() -> None:
     one.add_argument("--markdown", action="store_true", help="the tables, for a README")
     axis_help = f"list which models made which choice: {', '.join(AXES)}"
     one.add_argument("--axis", help=axis_help)
+    coverage_help = "list the model types of a library, and what those lack that are not read"
+    one.add_argument("--coverage", choices=["transformers"], help=coverage_help)
     arguments = parser.parse_args()
     with readable_errors():
         if arguments.list:
             print(printing.preset_listing())
         elif arguments.markdown:
             print(f"{printing.survey_markdown()}\n\n{printing.mixture_markdown()}")
+        elif arguments.coverage is not None:
+            print(coverage.describe())
         elif arguments.axis is not None:
             print(printing.axis_listing(arguments.axis))
         elif arguments.name is None:

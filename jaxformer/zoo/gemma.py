@@ -1,4 +1,4 @@
-"""Gemma 2, 3 and 4: pre- and post-norms, GeGLU, alternating local and global attention."""
+"""Gemma: GeGLU; from Gemma 2 on pre- and post-norms, alternating local and global attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,22 +7,30 @@ from jaxformer import config as c
 from jaxformer.zoo.llama import LLAMA
 from jaxformer.zoo.sizes import HEADS, WIDTH, like, sized
 
-# As Llama, except: norms before and after the branches, stored as scale - 1; GeGLU; a scaled
-# embedding, tied; a window in every other layer, scores capped at 50, logits at 30.
-# Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024. arXiv:2408.00118,
+# As Llama, except: norms stored as scale - 1; GeGLU; a scaled embedding, tied.
+# Gemma team, Gemma: Open Models Based on Gemini Research and Technology, 2024. arXiv:2403.08295,
 # section 2
 NORM = c.RMSNorm(eps=1e-6, scale_offset=1.0)
 GEGLU = c.GLU(hidden_dim=1, activation="gelu_tanh")
-GEMMA_2 = like(
+GEMMA = like(
     LLAMA,
     vocab_size=256_000,
+    feed_forward=(GEGLU,),
+    norm=NORM,
+    embedding=c.Embedding(scale=WIDTH**0.5),
+    head=c.LMHead(tied=True),
+)
+
+# As Gemma, except: norms before and after the branches; a window in every other layer, scores
+# capped at 50, logits at 30.
+# Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024. arXiv:2408.00118,
+# section 2
+GEMMA_2 = like(
+    GEMMA,
     windows=(4096, None),
     scale=1 / 16,
     logit_softcap=50.0,
-    feed_forward=(GEGLU,),
-    norm=NORM,
     norm_placement="sandwich",
-    embedding=c.Embedding(scale=WIDTH**0.5),
     head=c.LMHead(tied=True, softcap=30.0),
 )
 
@@ -127,6 +135,8 @@ def with_readers(
 
 
 PRESETS = {
+    "gemma-2b": sized(GEMMA, 2048, 18, heads=8, kv=1, head_dim=256, hidden=16_384),
+    "gemma-7b": sized(GEMMA, 3072, 28, heads=16, head_dim=256, hidden=24_576),
     "gemma-2-2b": sized(GEMMA_2, 2304, 26, heads=8, kv=4, head_dim=256, hidden=9216),
     "gemma-2-9b": sized(GEMMA_2, 3584, 42, heads=16, kv=8, head_dim=256, hidden=14_336),
     "gemma-2-27b": sized(
@@ -150,4 +160,6 @@ PRESETS = {
         GEMMA_4_MOE, 2816, 30, heads=16, kv=8, global_kv=2, head_dim=256, hidden=704
     ),
 }
-YEARS = dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)
+YEARS = dict.fromkeys(("gemma-2b", "gemma-7b"), 2024) | dict.fromkeys(
+    ("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026
+)

@@ -6,9 +6,12 @@ from types import MappingProxyType
 
 from jaxformer import config as c
 from jaxformer.zoo import (
+    apertus,
     arcee,
     baichuan,
+    bigcode,
     bloom,
+    codegen,
     cohere,
     dbrx,
     deepseek,
@@ -30,6 +33,7 @@ from jaxformer.zoo import (
     mamba,
     minimax,
     mistral,
+    mpt,
     nanochat,
     nemotron,
     olmo,
@@ -40,16 +44,19 @@ from jaxformer.zoo import (
     seed,
     smollm,
     stablelm,
+    starcoder,
     switch,
     t5,
     transformer_2017,
+    translators,
 )
 
 FAMILIES = (
     *(transformer_2017, gpt, t5, switch, eleuther, lamda, gopher, bloom, opt, palm),
-    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
+    *(translators, codegen, bigcode, mpt),
+    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, starcoder, cohere),
     *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
-    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba),
+    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba, apertus),
 )
 PRESETS: Mapping[str, c.TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

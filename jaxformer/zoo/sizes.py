@@ -80,7 +80,7 @@ def with_sizes(part: Any, sizes: Mapping[str, Any], used: set[str]) -> Any:
         return tuple(with_sizes(x, sizes, used) for x in part)
     if not is_dataclass(part):
         return part
-    if isinstance(part, c.MLP | c.GLU | c.ClampedGEGLU):
+    if isinstance(part, c.MLP | c.GLU | c.ClampedGEGLU | c.XIELU):
         used.add("hidden")
         return replace(part, hidden_dim=part.hidden_dim * sizes["hidden"])
     inner = dict(sizes)

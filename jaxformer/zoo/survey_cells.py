@@ -11,7 +11,7 @@ PositionCell = (
     Literal["Sine", "Absolute", "Relative", "RoPE", "Alibi", "Hybrid (RoPE+NoPE)", "none", "mixed"]
     | Literal["Hybrid (SWA+Full)", "Hybrid (Conv+Full)"]
 )
-ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU"]
+ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU", "xIELU"]
 TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm", "p-Rope"]
 
 MLP_ACTIVATION_CELLS: dict[str, ActivationCell] = {
@@ -199,6 +199,8 @@ def activation_cell(feed_forward: c.FeedForward) -> ActivationCell | None:
             return activation_cell(expert)
         case c.ClampedGEGLU():
             return "Clamped GeGLU"
+        case c.XIELU():
+            return "xIELU"
         case c.GLU(activation=activation):
             return GLU_ACTIVATION_CELLS.get(activation)
         case c.MLP(activation=activation):

@@ -40,7 +40,7 @@ def test_no_text_is_outside():
 def test_it_speaks_as_the_field_does():
     """No text is a name of code or of a flag, but words with capitals in them."""
     words = {"RoPE", "LayerNorm", "RMSNorm", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "ReLU", "ALiBi"}
-    words |= {"QK-norm", "pre-norm", "post-norm", "feed-forward", "Transformer-XL"}
+    words |= {"xIELU", "QK-norm", "pre-norm", "post-norm", "feed-forward", "Transformer-XL"}
     words |= {"multi-head", "multi-query", "grouped-query"}
     names = re.findall(r"[\w-]*(?:[a-z][A-Z]|[_-])[\w-]*", " ".join(texts()))
     assert set(names) <= words

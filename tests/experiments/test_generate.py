@@ -35,12 +35,14 @@ from jaxformer.costs import num_parameters
 from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_tokenizer, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample, unroll
 from jaxformer.layers.layouts import layout_of
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.progress import sanitize_text
 from jaxformer.training.schedules import Constant
 from tests.data.test_tokenizers import spaced_tokenizer
 from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.small_models import random_params
 
 MODEL = TransformerConfig(
     vocab_size=257,
@@ -170,6 +172,25 @@ def test_a_run_is_read_layer_by_layer_in_the_dtype_of_the_computation(folder):
         params,
     )
     assert {x.dtype.name for x in jax.tree.leaves(loaded.params)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("kind", ["a run", "a Hugging Face folder"])
+def test_a_model_larger_than_the_memory_is_refused(kind, folder, tmp_path, monkeypatch):
+    """Before it is read; in bfloat16 it is half as large, and read."""
+    config = MODEL
+    if kind != "a run":
+        config, folder = zoo.get("llama-2-7b").tiny(), tmp_path / "llama"
+        save_pretrained(folder, config, random_params(config))
+        export_tokenizer(CharacterTokenizer("ab"), folder)
+    size, limit = 4 * num_parameters(config), "experiments.load_model.device_memory_limit"
+    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    monkeypatch.setattr(limit, lambda: size - 1)
+    numbers = (
+        rf"need {size / 1000:.3g}\d* kB per device in float32, but a device has [\d.]+ kB\. Take"
+    )
+    with pytest.raises(ValueError, match=numbers):
+        load_model(folder, mesh=mesh)
+    assert load_model(folder, mesh=mesh, dtype="bfloat16").config.num_layers == config.num_layers
 
 
 def test_an_unknown_step_is_refused_with_those_there_are(folder):

@@ -194,6 +194,23 @@ def test_clamped_geglu_by_hand():
         F.clamped_geglu(gate, value, limit=0.0)
 
 
+def test_xielu_is_the_integral_of_elu():
+    """Its slope is beta + 2 a x above zero and beta + b (exp(x) - 1) below (arXiv:2411.13010)."""
+    alpha_p, alpha_n = np.float32([0.3]), np.float32([-0.7])
+    softplus = lambda x: np.log1p(np.exp(np.float64(x)))  # noqa: E731
+    x = np.float32(np.linspace(-9.0, 3.0, 25))
+    steep, bent = softplus(alpha_p), 0.4 + softplus(alpha_n)
+    wide = x.astype(np.float64)
+    expected = np.where(x > 0, steep * wide**2, bent * (np.expm1(wide) - wide)) + 0.4 * wide
+    y = F.xielu(jnp.asarray(x), jnp.asarray(alpha_p), jnp.asarray(alpha_n), beta=0.4)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+    slope = jax.vmap(jax.grad(lambda v: F.xielu(v, alpha_p[0], alpha_n[0], beta=0.4)))
+    expected = 0.4 + np.where(x > 0, 2 * steep * wide, bent * np.expm1(wide))
+    np.testing.assert_allclose(slope(jnp.asarray(x)), expected, rtol=1e-5, atol=1e-6)
+    large = F.xielu(jnp.array([1e4, -1e4]), jnp.asarray(alpha_p), jnp.asarray(alpha_n))
+    assert np.isfinite(large).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", GATED)
 def test_gated_units_keep_dtype_and_have_gradients(name, dtype, normal):

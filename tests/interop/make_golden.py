@@ -34,6 +34,7 @@ LENGTHS = {"llama_dynamic": (7, 13), "phi3_longrope": (7, 13), "ref_phi3_small":
 UNUSED = (
     *("mask_emb", "seg_embed", "r_s_bias"),  # parameters of XLNet that plain text never meets
     *("self_attn.slope_rate", "_decay"),  # tables of MiniMax, which follow from its configuration
+    *("act_fn.beta", "act_fn.eps"),  # of xIELU, which are not learned
 )
 
 
@@ -100,7 +101,7 @@ def golden(name):
     tensors = {
         key: x.float().numpy()
         for key, x in tensors.items()
-        if not key.endswith("embed_positions.weight") or "opt" in name
+        if not key.endswith("embed_positions.weight") or name.startswith(("opt", "biogpt"))
         if not any(part in key for part in UNUSED)
     }
     steps = {key: x * STEPS_PER_UNIT for key, x in tensors.items()}

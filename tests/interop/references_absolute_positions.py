@@ -99,51 +99,8 @@ def gpt3_banded(hf_config, tensors):
     )
 
 
-def gpt_neo(hf_config, tensors):
-    """GPT-Neo: every other layer local, scores not scaled, no biases on query, key and value."""
-    d, n = hf_config["hidden_size"], hf_config["num_heads"]
-    config = c.TransformerConfig(
-        vocab_size=hf_config["vocab_size"],
-        model_dim=d,
-        num_layers=hf_config["num_layers"],
-        attention=c.MultiHead(
-            num_heads=n,
-            num_kv_heads=n,
-            head_dim=d // n,
-            positions=(None,),
-            windows=(None, hf_config["window_size"]),
-            scale=1.0,
-            biases=("out",),
-        ),
-        feed_forward=(
-            c.MLP(hidden_dim=hf_config["intermediate_size"], activation="gelu_tanh", bias=True),
-        ),
-        norm=LAYER_NORM,
-        embedding=c.Embedding(positions=c.Learned(max_length=hf_config["max_position_embeddings"])),
-        head=c.LMHead(tied=True),
-    )
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
-    return config, gpt(
-        config,
-        tensors,
-        lambda at: {
-            "attention": split_heads(
-                config,
-                **{
-                    ours: linear(tensors, f"{at}.attn.attention.{theirs}")
-                    for ours, theirs in names.items()
-                },
-            ),
-            "feed_forward": {
-                "up": linear(tensors, f"{at}.mlp.c_fc"),
-                "down": linear(tensors, f"{at}.mlp.c_proj"),
-            },
-        },
-    )
-
-
 def gpt(config, tensors, branches):
-    """What GPT-2 and GPT-Neo share: tables, norms, a final norm."""
+    """Tables, norms and a final norm of a GPT."""
     layers = [
         branches(at)
         | {

@@ -712,3 +712,186 @@ def test_a_model_is_written_under_the_name_it_was_read_by():
     other = replace(config, block="parallel", norm=c.LayerNorm(eps=1e-5))
     with pytest.raises(ValueError, match="No family can represent this configuration"):
         choose_family(replace(other, model_type="a kind unknown"), {})
+
+
+def test_what_lfm_3_says():
+    """As transformers' class by default: every fourth layer is full, the others by turns."""
+    config = config_from_fields("lfm3", num_hidden_layers=9, head_dim=128)
+    kinds = [type(layer.attention) for layer in config.layers]
+    assert [i for i, kind in enumerate(kinds) if kind is c.MultiHead] == [2, 4, 6, 8]
+    heads = [config.layers[i] for i in (2, 4, 6, 8)]
+    assert [layer.window for layer in heads] == [None, 256, None, 256]
+    full = c.Rope(base=1e6, scaling=c.PRope(fraction=0.5))
+    assert [layer.rope for layer in heads] == [full, c.Rope()] * 2
+    assert heads[0].attention.output_gate == c.OutputGate(over="head")
+    assert config.layers[0].attention.width == 7 and config.norm_placement == "sandwich"
+    plain = config_from_fields("lfm3", use_sandwich_norm=False, use_attention_gate=False)
+    assert plain.norm_placement == "pre" and plain.layers[2].attention.output_gate is None
+    types = {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}
+    with pytest.raises(ValueError, match=r"sliding_window = None: layers with a window need this"):
+        build_config(FAMILIES["lfm3"], {**SIZES, "sliding_window": None, **types}, where="")
+    with pytest.raises(ValueError, match=r"expected conv or sliding_attention or full_attention"):
+        config_from_fields("lfm3", layer_types=["conv"] * 3)
+
+
+def test_layers_of_lara():
+    fields = {"num_experts": 5, "head_dim": 6, "num_hidden_layers": 5, "intermediate_size": None}
+    config = config_from_fields("lara_mini", **fields)
+    kinds = [(type(x.attention), x.window, x.rope) for x in config.layers if x.rope or not x.window]
+    assert kinds == [
+        (c.MultiHead, 512, c.Rope()),
+        (c.MultiHead, None, None),
+        (c.MultiHead, 512, c.Rope()),
+    ]
+    assert not config.feed_forward[0].shared.gated and config.norm.scale_offset == 0
+
+
+def test_ropes_of_compass():
+    types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
+    both = {"full_attention": None, "sliding_attention": {"rope_theta": 5e4, "mrope_section": [1]}}
+    config = config_from_fields("cohere_compass_text", rope_parameters=both, **types)
+    assert config.attention.positions == (c.Rope(base=5e4), None)
+    assert config.attention.windows == (5, None) and config.head.multiplier == 1
+    one = {"full_attention": {"rope_theta": 1e6}, "rope_theta": 1e4}
+    config = config_from_fields("cohere_compass_text", rope_parameters=one)
+    assert config.attention.positions == (c.Rope(base=1e6),)
+    assert choose_family(config, {}, "cohere_compass_text")[1]["sliding_window"] == 4096
+    with pytest.raises(ValueError, match=r"sliding_attention = None: expected an object, or null"):
+        config_from_fields("cohere_compass_text", rope_parameters=one, **types)
+
+
+def test_gemma_4_of_12b_has_no_experts():
+    config = config_from_fields("gemma4_unified_text", head_dim=4, global_head_dim=6)
+    assert config.layer_embedding is None and config.layers[0].window == 1024
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        with pytest.raises(ValueError, match=rf"{name} = 1: unknown attribute"):
+            config_from_fields("gemma4_unified_text", head_dim=4, **{name: 1})
+
+
+def test_gelu_of_gemma_1_is_its_approximation():
+    """As transformers reads its released files."""
+    for name, ours in (("gelu", "gelu_tanh"), ("gelu_python", "gelu"), (None, "gelu_tanh")):
+        config = config_from_fields("gemma", head_dim=4, hidden_act=name)
+        assert config.feed_forward[0].activation == ours
+        written = choose_family(config, {}, "gemma")[1]["hidden_act"]
+        assert written == {"gelu": "gelu_python", "gelu_tanh": "gelu_pytorch_tanh"}[ours]
+    assert config_from_fields("gemma", hidden_activation="gelu_pytorch_tanh").head.tied
+    with pytest.raises(
+        ValueError, match=r"hidden_activation = 'gelu': transformers reads hidden_a"
+    ):
+        config_from_fields("gemma", hidden_activation="gelu")
+
+
+OLD_EXPERTS = {"num_experts": 9, "num_shared_experts": 2}
+NEW_EXPERTS = {"n_routed_experts": 9, "n_shared_experts": 2}
+SARVAM_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    "kind, old, new",
+    [
+        ("exaone", {"num_layers": 7, "num_hidden_layers": None}, {"num_hidden_layers": 7}),
+        ("exaone", {"layer_norm_epsilon": 1e-3}, {"rms_norm_eps": 1e-3}),
+        ("exaone", {"activation_function": "gelu_new"}, {"hidden_act": "gelu_new"}),
+        ("internlm3", {"qkv_bias": True, "bias": True}, {"attention_bias": True, "mlp_bias": True}),
+        ("sarvam_moe", OLD_EXPERTS, NEW_EXPERTS),
+        ("sarvam_moe", {"use_qkv_bias": True}, {"attention_bias": True}),
+        (
+            "sarvam_mla",
+            OLD_EXPERTS
+            | {"head_dim": 576, "q_head_dim": 192, "num_key_value_heads": 6}
+            | {"rope_scaling": {"type": "deepseek_yarn", **SARVAM_YARN}},
+            NEW_EXPERTS
+            | {"num_key_value_heads": 6, "rope_parameters": {"rope_type": "yarn", **SARVAM_YARN}},
+        ),
+    ],
+)
+def test_old_names_of_fields(kind, old, new):
+    config = config_from_fields(kind, **old)
+    assert config == config_from_fields(kind, **new)
+    same = {"num_key_value_heads": old.get("num_key_value_heads", 2)}
+    assert config != config_from_fields(kind, **same)
+    written = choose_family(config, {}, kind)[1]
+    assert not set(written) & {"num_layers", "layer_norm_epsilon", "bias", "num_experts"}
+
+
+def test_internlm_3_has_all_biases_or_none():
+    with pytest.raises(ValueError, match=r"bias = False: all layers have biases, or none; it must"):
+        config_from_fields("internlm3", qkv_bias=True, bias=False)
+    config = config_from_fields("internlm3", attention_bias=True, mlp_bias=True, head_dim=4)
+    part = replace(config, feed_forward=(replace(config.feed_forward[0], bias=False),))
+    with pytest.raises(ValueError, match=r"internlm3 cannot represent"):
+        choose_family(part, {}, "internlm3")
+
+
+def windows_of(kind, **fields):
+    return [layer.window for layer in config_from_fields(kind, **fields).layers]
+
+
+def test_windows_that_files_leave_out():
+    """As the classes of transformers: every fourth layer, or some, sees everything."""
+    scaling = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6, **LLAMA3}}
+    assert windows_of("cwm", num_hidden_layers=5, **scaling) == [None, 8192, 8192, 8192, None]
+    assert windows_of("granite_swa") == windows_of("granitemoe_swa") == [None, 128, 128, 128]
+    flint = {"num_hidden_layers": 9, "head_dim": 4}
+    assert windows_of("flint", **flint) == [None, None, 513, 513, 513, None, 513, 513, None]
+    layers = config_from_fields("flint", **flint).layers
+    assert [layer.rope is not None for layer in layers] == [bool(x.window) for x in layers]
+    assert [layer.feed_forward.is_moe for layer in layers] == [False] * 2 + [True] * 7
+    assert windows_of("mellum") == [None] * 4
+    with pytest.raises(ValueError, match=r"the scaling of RoPE must be in the file"):
+        config_from_fields("cwm")
+
+
+@pytest.mark.parametrize("kind", ["cwm", "granite_swa", "granitemoe_swa", "flint"])
+def test_a_window_that_no_layer_has_is_written(kind):
+    """Transformers makes the mask of windows whatever the layers are."""
+    full = {"layer_types": ["full_attention"] * 4, "head_dim": 2, "rope_scaling": {}}
+    config = config_from_fields(kind, **full, sliding_window=9)
+    assert config.attention.windows == (None,)
+    assert choose_family(config, {}, kind)[1]["sliding_window"] > 0
+
+
+def test_bases_of_granites_layers():
+    fields = {"layer_rope_theta": [0, 1e4, 5e2, 1e4, 7e7], "num_hidden_layers": 4}
+    config = config_from_fields("granite_swa", **fields)
+    ropes = [layer.rope for layer in config.layers]
+    assert [rope and rope.base for rope in ropes] == [None, 1e4, 5e2, 1e4]
+    assert choose_family(config, {})[1]["layer_rope_theta"] == [0, 1e4, 5e2, 1e4]
+    none = config_from_fields("granite_swa", layer_rope_theta=[0] * 4)
+    assert none.attention.positions == (None,)
+    assert choose_family(none, {})[1]["layer_rope_theta"] == [0] * 4
+    with pytest.raises(ValueError, match=r"layer_rope_theta = .*a number for each of 4 layers"):
+        config_from_fields("granite_swa", layer_rope_theta=[1e4] * 3)
+
+
+def test_ropes_of_mellum():
+    types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 4}
+    config = config_from_fields("mellum", **types)
+    assert [rope.base for rope in config.attention.positions] == [1e4, 5e5]
+    written = choose_family(config, {}, "mellum")[1]
+    assert "rope_scaling" not in written  # transformers would take it for rope_parameters
+    assert written["rope_parameters"]["full_attention"]["rope_theta"] == 5e5
+
+
+def test_multipliers_of_minicpm_3():
+    fields = {"num_key_value_heads": 6, "num_hidden_layers": 4}
+    config = config_from_fields("minicpm3", **fields)
+    assert (config.residual_multiplier, config.embedding.scale) == (1.4 / 2, 12)
+    assert config.head.multiplier == 256 / 12 and config.attention.value_dim == 2
+    written = choose_family(config, {}, "minicpm3")[1]
+    assert (written["scale_depth"], written["dim_model_base"]) == (1.4, 256)
+    values = {**SIZES, **fields, "scale_depth": None, "dim_model_base": None}
+    plain = build_config(FAMILIES["minicpm3"], values, where="")
+    assert plain.residual_multiplier == plain.head.multiplier == 1
+    odd = replace(config, head=replace(config.head, multiplier=0.3))
+    with pytest.raises(ValueError, match=r"The family minicpm3 cannot represent"):
+        choose_family(odd, {}, "minicpm3")
+
+
+def test_factor_of_hyperclovax():
+    """Logits are multiplied by it, Granite's divided."""
+    config = config_from_fields("hyperclovax", logits_scaling=4.0, attention_multiplier=None)
+    assert config.head.multiplier == 4 and config.attention.scale is None
+    assert config.norm_placement == "sandwich"
+    assert config_from_fields("granite", logits_scaling=4.0).head.multiplier == 0.25

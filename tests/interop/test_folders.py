@@ -329,6 +329,9 @@ def test_layers_are_read_apart_as_unroll_splits_them(preset, tmp_path):
 
 
 def test_arrays_go_to_jax_without_a_copy():
-    array = load._empty_aligned((3, 5), np.dtype(np.float32))
-    array[...] = 1
-    assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
+    for shape, dtype in (((3, 5), np.float32), ((7,), jnp.bfloat16)):
+        array = load._empty_pages(shape, np.dtype(dtype))
+        array[...] = 1
+        assert array.dtype == dtype and array.shape == shape
+        assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
+    assert load._empty_pages((0, 4), np.dtype(np.float32)).shape == (0, 4)

@@ -49,11 +49,34 @@ RELEASED = {
     "mt5": {"d_model": 12, "d_kv": 5, "d_ff": 20, "num_heads": 3, "num_layers": 2}
     | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
+RELEASED |= {
+    "gpt-sw3": RELEASED["gpt2"],
+    "gpt_neo": {"hidden_size": 12, "num_heads": 3, "num_layers": 4, "intermediate_size": None}
+    | {"attention_types": [[["global", "local"], 2]], "window_size": 5, "embed_dropout": 0}
+    | {"attention_layers": ["global", "local"] * 2, "max_position_embeddings": 16},
+    "gpt_bigcode": {"n_embd": 12, "n_head": 3, "n_layer": 2, "n_positions": 16, "n_inner": 48}
+    | {"attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True}
+    | {"inference_runner": 0, "pad_key_length": True, "validate_runner_input": True},
+    "mpt": {"d_model": 12, "n_heads": 3, "n_layers": 2, "max_seq_len": 16, "no_bias": True}
+    | {"attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "qk_ln": False}}
+    | {"learned_pos_emb": True, "norm_type": "low_precision_layernorm", "verbose": 0}
+    | {"expansion_ratio": 4, "logit_scale": None, "init_config": {"name": "kaiming_normal_"}},
+    "codegen": {"n_embd": 12, "n_head": 3, "n_layer": 2, "rotary_dim": 2, "n_positions": 16}
+    | {"scale_attn_weights": True, "n_inner": None},
+    "biogpt": {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+    | {"intermediate_size": 20, "max_position_embeddings": 16, "layer_norm_eps": 1e-12},
+    "xglm": {"d_model": 12, "attention_heads": 3, "num_layers": 2, "ffn_dim": 20}
+    | {"pad_token_id": 1, "scale_embedding": True},
+    "ctrl": {"n_embd": 12, "n_head": 3, "n_layer": 2, "dff": 20, "n_positions": 50_000}
+    | {"layer_norm_epsilon": 1e-6},
+}
 TRANSLATOR = {"d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "scale_embedding": True}
 TRANSLATOR |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
 TRANSLATOR |= {"encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "normalize_before": False}
 TRANSLATOR |= {"add_final_layer_norm": False, "static_position_embeddings": True}
 RELEASED["marian"] = TRANSLATOR | {"activation_function": "swish", "num_hidden_layers": 2}
+RELEASED["m2m_100"] = TRANSLATOR | {"normalize_before": True, "add_final_layer_norm": True}
+RELEASED["pegasus"] = RELEASED["m2m_100"] | {"force_bos_token_to_be_generated": False}
 RELEASED["fsmt"] = TRANSLATOR | {"src_vocab_size": 11, "tgt_vocab_size": 13, "langs": ["en", "de"]}
 
 
@@ -64,7 +87,7 @@ def read(kind, **fields):
     return build_config(FAMILIES[kind], values, where="here")
 
 
-@pytest.mark.parametrize("kind", ["marian", "fsmt"])
+@pytest.mark.parametrize("kind", ["marian", "fsmt", "m2m_100", "pegasus"])
 def test_stacks_may_differ(kind):
     """As the translators of WMT 2019, whose encoders are wider."""
     config = read(kind, encoder_ffn_dim=40, encoder_attention_heads=2)
@@ -107,7 +130,14 @@ def test_positions_of_each_family():
     assert read("marian").embedding.positions == Sinusoid(layout="halves")
     assert read("fsmt").embedding.positions == Sinusoid(layout="tensor2tensor", offset=2)
     assert read("fsmt", pad_token_id=0).embedding.positions.offset == 1
+    assert read("m2m_100", pad_token_id=3).embedding.positions.offset == 4
+    assert read("pegasus").embedding.positions == Sinusoid(layout="halves")
+    assert read("xglm").embedding.positions == Sinusoid(layout="tensor2tensor", offset=2)
+    assert read("ctrl").embedding.positions == Sinusoid(layout="halves")
+    assert read("biogpt").embedding.positions == Learned(max_length=16, offset=2)
+    assert read("mpt").attention.positions == (Alibi(),)
     assert read("gptj").attention.positions[0].rotary_dim(4) == 2
+    assert read("codegen").attention.positions[0].rotary_dim(4) == 2
     assert read("gpt_neox").attention.positions[0].fraction == 0.25
     assert read("falcon", alibi=True).attention.positions == (Alibi(scale=0.5),)
 
@@ -130,6 +160,33 @@ def test_heads_and_norms_of_falcons():
     for (kv_heads, block), fields in kinds.items():
         config = read("falcon", **fields)
         assert (config.attention.num_kv_heads, config.block) == (kv_heads, block)
+
+
+def test_layers_of_gpt_neo_with_a_window():
+    config = read("gpt_neo")
+    assert config.attention.windows == (None, 5) and config.attention.scale == 1
+    types = [[["global"], 1], [["local"], 2], [["global"], 1]]
+    other = read("gpt_neo", attention_types=types, attention_layers=None)
+    assert [layer.window for layer in other.layers] == [None, 5, 5, None]
+    plain = read("gpt_neo", attention_types=[[["global"], 4]], attention_layers=["global"] * 4)
+    assert plain.attention.windows == (None,)
+    assert read("gpt_neo", num_layers=24, attention_types=None, attention_layers=None) == replace(
+        config, num_layers=24
+    )
+
+
+def test_heads_of_starcoder():
+    assert read("gpt_bigcode").attention.num_kv_heads == 1
+    assert read("gpt_bigcode", multi_query=False).attention.num_kv_heads == 3
+    assert read("gpt-sw3") == read("gpt2")
+
+
+def test_words_of_mpt_that_mean_none():
+    kind = RELEASED["mpt"]["attn_config"]
+    assert read("mpt", attn_config={**kind, "clip_qkv": 0}).attention.clip_qkv is None
+    given = read("mpt", attn_config={**kind, "clip_qkv": 6, "softmax_scale": 0.25}).attention
+    assert (given.clip_qkv, given.scale) == (6.0, 0.25)
+    assert read("mpt", attn_config=None).attention.scale is None
 
 
 def test_scaled_heads_of_t5():
@@ -184,6 +241,28 @@ REFUSED = [
     ("gpt2", {"n_embd": 3, "n_head": 4}, "n_head = 4: it must divide n_embd, 3."),
     ("fsmt", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
     ("fsmt", {"normalize_before": True}, "normalize_before = True"),
+    ("pegasus", {"normalize_before": False}, "normalize_before = False"),
+    ("m2m_100", {"tie_word_embeddings": False}, "tie_word_embeddings = False"),
+    (
+        "xglm",
+        {"pad_token_id": 2},
+        "pad_token_id = 2: not supported by jaxformer; it must be 0 or 1",
+    ),
+    ("ctrl", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon = 1e-05: not supported"),
+    ("codegen", {"rotary_dim": 3}, "rotary_dim = 3: expected an even number up to head_dim=4."),
+    ("gpt_neo", {"num_layers": 3}, "expected words, global or local, with counts, for 3 layers."),
+    (
+        "gpt_neo",
+        {"attention_types": [[["global"], 10**9]], "attention_layers": None},
+        "with counts, for 4 layers.",
+    ),
+    ("gpt_neo", {"attention_types": "local"}, "attention_types = 'local': expected words"),
+    ("gpt_neo", {"attention_layers": ["local"] * 4}, "attention_layers = ['local', "),
+    ("gpt_bigcode", {"num_key_value_heads": 3}, "num_key_value_heads = 3"),
+    ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi = False"),
+    ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max = 16"),
+    ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale = 'inv_sqrt_d_model'"),
+    ("mpt", {"norm_type": "rmsnorm"}, "norm_type = 'rmsnorm'"),
 ]
 
 
@@ -229,6 +308,10 @@ SPELLED = {
     "t5": with_copies,
     "marian": with_sinusoids,
     "fsmt": with_sinusoids,
+    "pegasus": with_sinusoids,
+    "gpt_bigcode": unprefixed,
+    "gpt_neo": stripped,
+    "ctrl": stripped,
 }
 
 

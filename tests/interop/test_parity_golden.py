@@ -18,7 +18,12 @@ from jaxformer.layers.layouts import layout_of, unstack_layers
 from jaxformer.layers.parameter_metadata import parameter_metadata
 from tests.interop.golden_files import NAMES, read_golden, tolerance, write_folder
 from tests.interop.mutations import MUTATIONS
-from tests.interop.references import specs_from_2023, specs_to_2022
+from tests.interop.references import (
+    specs_from_2023,
+    specs_of_coverage,
+    specs_of_coverage_2,
+    specs_to_2022,
+)
 from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 
 NOTICED = 1e-4
@@ -61,6 +66,7 @@ def loaded(tmp_path_factory):
 
 def test_every_kind_of_reference_has_a_golden_file():
     specs = {*specs_to_2022.SPECS, *specs_from_2023.SPECS}
+    specs |= {*specs_of_coverage.SPECS, *specs_of_coverage_2.SPECS}
     assert specs | set(REFERENCES_WITHOUT_FAMILY) <= set(NAMES)
 
 
@@ -176,7 +182,7 @@ RECURRENT = (
     *("falcon_h1", "falcon_h1_without_norm", "olmo_hybrid", "olmo_hybrid_nope"),
     *("bamba", "mamba2", "granitemoehybrid", "granitemoehybrid_dense", "nemotron_h"),
     "nemotron_h_latent",
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "lfm3", "lara_mini"),
 )
 
 
@@ -206,8 +212,17 @@ def key_bias_by_head(tensors, at, heads):
     return tensors[f"{at}.self_attention.query_key_value.bias"].reshape(heads, 3, -1)[:, 1]
 
 
-def key_bias(branch):
-    return lambda tensors, at, heads: tensors[f"{at}.{branch}.k_proj.bias"].reshape(heads, -1)
+def key_bias_of_one_head(tensors, at, heads):
+    bias = tensors[f"{at}.attn.c_attn.bias"].reshape(heads + 2, -1)
+    return bias[heads:-1]
+
+
+def key_bias_of_each_head(tensors, at, heads):
+    return tensors[f"{at}.attn.c_attn.bias"].reshape(heads, 3, -1)[:, 1]
+
+
+def key_bias(branch, name="k_proj"):
+    return lambda tensors, at, heads: tensors[f"{at}.{branch}.{name}.bias"]
 
 
 KEY_BIASES = [  # the softmax cancels them where nothing in the scores depends on the position
@@ -215,9 +230,14 @@ KEY_BIASES = [  # the softmax cancels them where nothing in the scores depends o
     ("openai_gpt", "decoder", "attention", "transformer.h", key_bias_gpt2),
     ("bloom", "decoder", "attention", "transformer.h", key_bias_by_head),
     ("falcon_rw", "decoder", "attention", "transformer.h", key_bias_by_head),
+    ("gpt_bigcode", "decoder", "attention", "transformer.h", key_bias_of_one_head),
+    ("gpt_bigcode_mha", "decoder", "attention", "transformer.h", key_bias_of_each_head),
+    ("ctrl", "decoder", "attention", "transformer.h", key_bias("multi_head_attention", "Wk")),
     ("opt", "decoder", "attention", "model.decoder.layers", key_bias("self_attn")),
+    ("biogpt", "decoder", "attention", "biogpt.layers", key_bias("self_attn")),
+    ("xglm", "decoder", "attention", "model.layers", key_bias("self_attn")),
 ]
-for translator in ("marian", "fsmt"):
+for translator in ("marian", "fsmt", "m2m_100", "pegasus"):
     KEY_BIASES += [
         (translator, "encoder", "attention", "model.encoder.layers", key_bias("self_attn")),
         (translator, "decoder", "attention", "model.decoder.layers", key_bias("self_attn")),
@@ -236,4 +256,4 @@ def test_key_biases_that_no_logit_shows(loaded, name, stack, branch, at, theirs)
     golden, config, params = loaded(name)
     for i, layer in enumerate(unstack_layers(params[stack])):
         expected = theirs(golden.tensors, f"{at}.{i}", config.attention.num_heads)
-        assert np.array_equal(layer[branch]["key"]["bias"], expected)
+        assert np.array_equal(np.ravel(layer[branch]["key"]["bias"]), np.ravel(expected))

@@ -25,7 +25,7 @@ SEED = 11
 COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 LENGTH, SOURCE_LENGTH, BATCH = 21, 16, 2
 REFERENCES_HERE = ("ref_phi3_small", "ref_baichuan2_7b", "ref_baichuan2_13b")
-FLOAT32_ONLY = "fsmt", "ref_gopher"  # torch refuses their masks and positions in float64
+FLOAT32_ONLY = "fsmt", "xglm", "ref_gopher"  # torch refuses their masks and positions in float64
 REKEYED = ("qwen1_14b", *REFERENCES_HERE)
 
 WIDE = {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 6}
@@ -62,6 +62,31 @@ PHIMOE_ROPE = {
 }
 SIZES = {
     "marian": TRANSLATOR | {"vocab_size": 53},
+    "lfm3": GROUPED
+    | {"num_hidden_layers": 5, "layer_types": None, "rope_parameters": None, "head_dim": 8},
+    "lfm3_plain": GROUPED | {"layer_types": ["full_attention", "conv", "sliding_attention"]},
+    "lara_mini": WIDE
+    | {"num_hidden_layers": 5, "num_key_value_heads": 3, "layer_types": None}
+    | {"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": False},
+    "gemma4_unified_text": GEMMA4
+    | {"attention_k_eq_v": False, "attention_bias": True, "rope_parameters": None},
+    "cohere_compass_text": GROUPED
+    | {"layer_types": None, "logit_scale": 0.5}
+    | {"rope_parameters": {"full_attention": {"rope_theta": 1e5, "mrope_interleaved": True}}},
+    "cohere_compass_nope": GROUPED
+    | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+    "aria_text": GROUPED | {"moe_num_shared_experts": 1, "mlp_bias": False},
+    "m2m_100": TRANSLATOR | {"vocab_size": 53, "scale_embedding": False},
+    "pegasus": TRANSLATOR | {"vocab_size": 53, "scale_embedding": True},
+    "gpt_bigcode": GPT | {"n_inner": None, "scale_attn_weights": False},
+    "gpt_bigcode_mha": GPT | {"activation_function": "relu"},
+    "mpt": {"vocab_size": 53, "d_model": 36, "n_heads": 6, "n_layers": 3, "attn_config": None}
+    | {"layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+    "codegen": GPT | {"n_head": 12, "n_embd": 48, "tie_word_embeddings": True},
+    "biogpt": OPT | {"intermediate_size": 29, "scale_embedding": False, "layer_norm_eps": 1e-2},
+    "xglm": {"vocab_size": 53, "d_model": 30, "num_layers": 3, "attention_heads": 5}
+    | {"ffn_dim": 29, "scale_embedding": False, "activation_function": "relu"},
+    "ctrl": GPT | {"dff": 29, "tie_word_embeddings": False},
     "fsmt": TRANSLATOR | {"src_vocab_size": 61, "tgt_vocab_size": 53, "pad_token_id": 3},
     "t5": T5,
     "t5_v1_1": T5,
@@ -203,6 +228,18 @@ SIZES = {
     "ref_baichuan2_13b": WIDE | {"intermediate_size": 29, "num_attention_heads": 9},
     "ref_phi3_small": WIDE | {"num_key_value_heads": 2, "ff_intermediate_size": 25},
 }
+WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+SIZES["granitemoe_swa"] = GROUPED | WINDOWS | {"layer_rope_theta": [0, 1e4, 5e2]}
+SIZES["mellum"] = GROUPED | WINDOWS | {"mlp_layer_types": None, "norm_topk_prob": False}
+SIZES["flint"] = GROUPED | WINDOWS | {"mlp_only_layers": [1], "norm_topk_prob": False}
+SIZES["minicpm3"] = ALONE | {"scale_depth": None, "dim_model_base": None, "mlp_bias": True}
+SIZES["sarvam_mla"] = SIZES["youtu"] = SIZES["youtu_biased"] = ALONE
+SIZES["cwm"] = GROUPED | {"head_dim": 8}
+SIZES["jais2"] = GROUPED | {"attention_bias": False, "mlp_bias": False}
+EVEN_HALVES = {"hidden_size": 48}  # half of a head of 8 is a whole number of pairs
+for name in ("phi", "phi_qk_norm", "persimmon", "glm"):
+    SIZES[name] = GROUPED | EVEN_HALVES
+SIZES["persimmon"] = WIDE | EVEN_HALVES | {"intermediate_size": 29, "qk_layernorm": False}
 for name in ("llama", "llama_linear", "llama_biased", "smollm2", "olmo", "olmo_clip", "olmo_1b"):
     SIZES[name] = ALONE
 for name in ("llama_yarn", "llama_dynamic", "qwen1_14b"):
@@ -303,8 +340,11 @@ def test_the_text_model_of_qwen_with_images(name, kind, tmp_path):
 
 def load_by_transformers(folder, model):
     """What transformers makes of a folder that we wrote, without a word of complaint."""
+    config = transformers.AutoConfig.from_pretrained(folder)  # several types have Llama's class
+    is_own = config.model_type == model.config.model_type
     again, loading_info = type(model).from_pretrained(
         folder,
+        **({"config": config} if is_own else {}),
         output_loading_info=True,
         attn_implementation=model.config._attn_implementation,
         experts_implementation="eager",

@@ -1,6 +1,9 @@
 """Adapters as PEFT's folders: written, read, and against PEFT itself (mark `parity`)."""
 
+import ast
 import functools
+import importlib
+import inspect
 import json
 import re
 from dataclasses import replace
@@ -21,7 +24,13 @@ from jaxformer.interop import (
     save_adapter,
     save_pretrained,
 )
-from jaxformer.interop.peft.modules import adaptable_modules, tensor_mappings
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.peft.modules import (
+    NAMES_OF_EXPERTS,
+    NOT_ADAPTED,
+    adaptable_modules,
+    tensor_mappings,
+)
 from jaxformer.layers import merge_lora
 from jaxformer.layers.lora import is_adapter
 from tests.interop.golden_files import NAMES, read_golden
@@ -36,6 +45,7 @@ TOKENS = jnp.arange(14).reshape(2, 7)
 ADAPTER_FILES = ("model.safetensors", "config.json")
 NOT_IN_TRANSFORMERS = {*REFERENCES_WITHOUT_FAMILY, "qwen1_14b", "ref_phi3_small"}
 NOT_IN_TRANSFORMERS |= {"ref_baichuan2_7b", "ref_baichuan2_13b"}
+DENSE = ["mlp.gate_proj.weight", "shared_experts.up_proj.weight", "mlp.down_proj.weight"]
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
@@ -157,6 +167,15 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
         (
             replace(zoo.get("mixtral-8x7b").tiny(), adapter=replace(LORA, targets=("experts",))),
             "PEFT has no form of the adapters decoder/layers/layer_0/feed_forward/experts/down",
+        ),
+        (
+            replace(zoo.get("deepseek-v2-lite").tiny(), adapter=replace(LORA, dora=True)),
+            "PEFT takes the targets gate, gate_proj, up_proj, down_proj of this model for experts, "
+            r"and adapts the weights of model\.layers\.0\.mlp\.gate_proj and .* without DoRA",
+        ),
+        (
+            replace(zoo.get("nemotron-3-nano").tiny(), adapter=replace(LORA, targets=("out",))),
+            r"PEFT adapts no out_proj of nemotron_h models; got adapters of .*mixer\.out_proj",
         ),
     ):
         adapted = random_params(other)
@@ -289,6 +308,64 @@ def test_dense_modules_beside_experts_of_the_same_name_are_named_in_full(tmp_pat
     name = r"(en|de)coder\.block\.\d+\.layer\.[12]\.mlp\.w[io]"
     assert settings["target_modules"]
     assert all(re.fullmatch(name, each) for each in settings["target_modules"])
+
+
+def test_keys_and_values_of_latents_are_one_tensor(tmp_path):
+    """Dense layers and shared experts are targets by weight: PEFT takes their names for experts."""
+    config = replace(zoo.get("deepseek-v2-lite").tiny(), adapter=replace(LORA, dropout=0.1))
+    params = random_params(config)
+    save_adapter(tmp_path / "x", config, params)
+    tensors = load_file(tmp_path / "x" / "adapter_model.safetensors")
+    settings = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
+    name = "model.layers.0.self_attn.kv_b_proj"
+    a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+    update = settings["alpha_pattern"][name] / settings["rank_pattern"][name] * b @ a
+    leaves = flatten_dict(params, sep="/")
+    first = "decoder/first_layers/layer_0/attention"
+    by_head = [
+        np.einsum("cr,rnh->cnh", *(leaves[f"{first}/{kind}/lora_{x}"] for x in "ab"))
+        for kind in ("key", "value")
+    ]
+    expected = 3 / 2 * np.concatenate(by_head, axis=-1)
+    np.testing.assert_allclose(update, expected.reshape(len(expected), -1).T, atol=1e-5)
+    dense = {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}
+    assert {each.rpartition("mlp.")[2] for each in settings["target_parameters"]} == {
+        *dense,
+        *(f"shared_experts.{each}" for each in dense),
+    }
+    assert {"kv_b_proj", "o_proj"} < set(settings["target_modules"])
+    assert not {f"{each}.weight" for each in settings["target_modules"]} & dense
+    assert settings["lora_dropout"] == 0.0
+    read = load_adapter(tmp_path / "x", *split(config, params))
+    for path, x in flatten_dict(read.params, sep="/").items():
+        np.testing.assert_allclose(x, leaves[path], atol=1e-6, err_msg=path)
+
+
+def test_a_table_of_encoder_and_decoder_is_two_modules(tmp_path):
+    """T5's `shared` itself is read by nothing, so an adapter of it would change no logits."""
+    config = zoo.get("t5-small").tiny()
+    adapter = replace(LORA, targets=("embedding",))
+    config = replace(config, head=replace(config.head, tied=False, multiplier=1.0), adapter=adapter)
+    params = random_params(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = "base_model.model.{}coder.embed_tokens.lora_embedding_{}"
+    assert set(tensors) == {name.format(x, y) for x in ("en", "de") for y in "AB"}
+    for part in "AB":
+        np.testing.assert_array_equal(*(tensors[name.format(x, part)] for x in ("en", "de")))
+    read = load_adapter(tmp_path / "x", *split(config, params))
+    expected = flatten_dict(params, sep="/")
+    for key, x in flatten_dict(read.params, sep="/").items():
+        np.testing.assert_array_equal(x, expected[key])
+    message = "changes encoder.embed_tokens and decoder.embed_tokens differently"
+    for changed in (
+        {key: x * (1 + ("encoder" in key)) for key, x in tensors.items()},
+        {key: x for key, x in tensors.items() if "encoder" in key},
+    ):
+        save_file(changed, path)
+        with pytest.raises(ValueError, match=message):
+            load_adapter(tmp_path / "x", *split(config, params))
 
 
 def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
@@ -479,6 +556,16 @@ def compare_with_peft(model, fields, tmp_path):
         ("kimi_linear", {"target_modules": ["f_a_proj", "f_b_proj"]}),
         ("olmo_hybrid", {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]}),
         ("opt_350m", {"target_modules": "all-linear"}),
+        ("deepseek_v2", {"target_modules": ["kv_b_proj", "kv_a_proj_with_mqa", "o_proj"]}),
+        ("glm4_moe_lite", {"target_modules": ["kv_b_proj", "q_b_proj"], "use_rslora": True}),
+        ("kimi_linear", {"target_modules": ["kv_b_proj", "q_proj"], "use_dora": True}),
+        ("deepseek_v3_moe", {"target_modules": ["kv_b_proj"], "target_parameters": DENSE}),
+        ("qwen2_moe", {"target_modules": ["shared_expert_gate", "v_proj"]}),
+        ("lfm3", {"target_modules": ["g_proj", "o_proj", "w1"]}),
+        ("lara_mini", {"target_modules": ["in_proj_qkv", "in_proj_z", "in_proj_b"]}),
+        ("codegen", {"target_modules": ["qkv_proj", "out_proj"], "use_dora": True}),
+        ("gpt_bigcode_mha", {"target_modules": ["c_attn", "c_proj"]}),
+        ("mpt", {"target_modules": ["Wqkv", "up_proj"]}),
         ("opt_350m", {"target_modules": ["fc1"], "modules_to_save": ["project_in", "project_out"]}),
     ],
 )
@@ -492,6 +579,58 @@ def test_modules_with_other_names_in_files_have_their_logits_both_ways(name, fie
     options = {"dtype": torch.float32, "experts_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", **options)
     compare_with_peft(model, fields, tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["t5", "t5_v1_1"])
+@pytest.mark.parametrize(
+    "fields", [{"target_modules": ["q", "embed_tokens"]}, {"modules_to_save": ["embed_tokens"]}]
+)
+def test_the_table_of_encoder_and_decoder_has_its_logits_both_ways(name, fields, tmp_path):
+    reason = "compares with PEFT: pip install 'jaxformer[parity]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    peft = pytest.importorskip("peft", reason=reason)
+    write_golden_folder(read_golden(name), tmp_path / "base")
+    kind, tokens = transformers.AutoModelForSeq2SeqLM, torch.tensor(np.array(TOKENS))
+    options = {"target_modules": ["q"], "task_type": "SEQ_2_SEQ_LM"} | fields
+    base = kind.from_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, **options)).eval()
+    drawn = {}  # the same for the tables of encoder and decoder
+    with torch.no_grad():
+        unadapted = model.base_model(input_ids=tokens, decoder_input_ids=tokens).logits.numpy()
+        for each, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                key = each.partition("embed_tokens")[2] or each
+                parameter.copy_(drawn.setdefault(key, 0.2 * torch.randn_like(parameter)))
+        expected = model(input_ids=tokens, decoder_input_ids=tokens).logits.numpy()
+    largest = np.abs(expected).max()
+    assert np.abs(expected - unadapted).max() > 0.1 * largest
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
+    logits = Transformer(config).apply({"params": params}, TOKENS, source=TOKENS)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
+    save_adapter(tmp_path / "ours", config, params)
+    base = kind.from_pretrained(tmp_path / "base")
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    with torch.no_grad():
+        back = model(input_ids=tokens, decoder_input_ids=tokens).logits.numpy()
+    np.testing.assert_allclose(back, expected, atol=1e-5 * largest)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_names_that_peft_takes_for_experts_or_refuses_are_its_own():
+    reason = "compares with PEFT: pip install 'jaxformer[parity]'"
+    conversion = pytest.importorskip("peft.utils.transformers_weight_conversion", reason=reason)
+    patterns, names = conversion._MODEL_TO_CONVERSION_PATTERN, conversion._MOE_TARGET_MODULE_MAPPING
+    kinds = {kind: patterns[kind] for kind in FAMILIES if patterns.get(kind) in names}
+    ours = {kind: set(listed) for kind, listed in NAMES_OF_EXPERTS.items()}
+    assert {kind: set(names[like]) for kind, like in kinds.items()} == ours
+    source = inspect.getsource(importlib.import_module("peft.tuners.tuners_utils"))
+    types = ast.literal_eval(re.search(r"mamba_model_types = (\{.*\})", source)[1])
+    assert types & FAMILIES.keys() == NOT_ADAPTED.keys()
 
 
 @pytest.mark.parity

@@ -9,6 +9,7 @@ import pytest
 from jaxformer.config import (
     GLU,
     MLP,
+    XIELU,
     Alibi,
     Angles,
     BlockSparse,
@@ -99,7 +100,11 @@ OPTIONS = {  # of attention where its name is there, else of the model
     "feed-forward": {
         "glu": {},
         "mixed": dict(
-            feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5)),
+            feed_forward=(
+                MLP(hidden_dim=9, bias=True),
+                ClampedGEGLU(hidden_dim=5),
+                XIELU(hidden_dim=6),
+            ),
             residual_multiplier=0.6,
             layer_scalar=True,
             layer_embedding=LayerEmbedding(dim=5),

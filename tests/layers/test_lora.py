@@ -30,12 +30,16 @@ BASE = c.TransformerConfig(
     feed_forward=(c.GLU(hidden_dim=12),),
 )
 EXPERTS = replace(BASE, feed_forward=(c.MoE(expert=c.GLU(hidden_dim=12), num_experts=4, top_k=2),))
+LATENT = c.Latent(num_heads=4, latent_dim=6, nope_dim=3, rope_dim=4, value_dim=5)
 LORA = c.LoRA(rank=2, alpha=3.0)
 EVERY_MAP = replace(LORA, targets=("query", "out", "experts", "router", "embedding", "head"))
 ADAPTED = {
     "all-linear": replace(BASE, adapter=LORA),
     "dora": replace(BASE, adapter=replace(LORA, dora=True, trained=("final_norm",))),
     "experts": replace(EXPERTS, adapter=EVERY_MAP),
+    "latent": replace(
+        BASE, attention=LATENT, adapter=replace(LORA, dora=True, targets=("key", "value"))
+    ),
 }
 TOKENS = jnp.arange(24).reshape(2, 12)
 DATA = MeshConfig(data=1)
@@ -233,27 +237,37 @@ def test_models_of_other_kinds_have_adapters(name):
     adapted = replace(config, adapter=LORA)
     paths = [path for path in flatten_dict(parameter_metadata(adapted), sep="/")]
     adapters = {path.split("/")[-2] for path in paths if path.endswith("lora_a")}
-    assert {"query", "out", "down"} <= adapters and not {"router", "tokens", "head"} & adapters
+    assert {"query", "key", "value", "out", "down"} <= adapters and not {
+        "router",
+        "tokens",
+        "head",
+    } & adapters
 
 
-@pytest.mark.parametrize(
-    "adapter, message",
-    [
-        (
-            replace(LORA, targets=("q_proj",)),
-            "no linear map named q_proj for LoRA.targets; it has down, embedding, gate, head, key, "
-            "out, query, up, value",
-        ),
-        (
-            replace(LORA, rank=13, targets=("key",)),
-            r"LoRA.rank must be at most the width of every target; got 13, and "
-            r"decoder/layers/layer_0/attention/key has 16 inputs and 12 outputs",
-        ),
-    ],
-)
-def test_adapters_that_do_not_fit(adapter, message):
+def test_targets_that_the_model_does_not_have():
+    message = (
+        "no linear map named q_proj for LoRA.targets; it has down, embedding, gate, head, key, "
+        "out, query, up, value"
+    )
+    config = replace(BASE, adapter=replace(LORA, targets=("q_proj",)))
     with pytest.raises(ValueError, match=message):
-        Transformer(replace(BASE, adapter=adapter)).init(jax.random.key(0), TOKENS)
+        Transformer(config).init(jax.random.key(0), TOKENS)
+
+
+def test_a_rank_above_the_width_of_a_map():
+    """The gate of a shared expert has one output; PEFT adapts it at any rank, all-linear not."""
+    shared = c.SharedExpert(expert=c.GLU(hidden_dim=12), gated=True)
+    experts = replace(EXPERTS.feed_forward[0], shared=shared)
+    adapter = c.LoRA(rank=3, targets=("shared_gate",))
+    config = replace(EXPERTS, feed_forward=(experts,), num_layers=1, adapter=adapter)
+    params = draw(config)
+    gate = params["decoder"]["layers"]["layer_0"]["feed_forward"]["shared_gate"]
+    assert gate["lora_a"].shape == (1, 16, 3) and gate["lora_b"].shape == (1, 3, 1)
+    expected = logits(*merge_lora(config, params))
+    np.testing.assert_allclose(logits(config, params), expected, atol=1e-5)
+    everywhere = replace(config, adapter=c.LoRA(rank=13))
+    paths = flatten_dict(parameter_metadata(everywhere), sep="/")
+    assert {path.split("/")[-2] for path in paths if path.endswith("lora_a")} == {"query", "out"}
 
 
 @pytest.mark.parametrize("name", ["plain", *ADAPTED])
@@ -283,6 +297,22 @@ def test_trained_parameters_that_are_not_there():
     adapter = replace(LORA, trained=("norms", "head"))
     with pytest.raises(ValueError, match="No parameter has norms of LoRA.trained in its path"):
         split_parameters(adapter, parameter_metadata(replace(BASE, adapter=adapter)))
+
+
+@pytest.mark.parametrize("name", ["attention/query", "decoder/layers/layer_0/attention/query"])
+def test_trained_parameters_of_a_tree_by_layer(name):
+    """A part of a path is the same in both layouts; a stacked path is of the stacked one."""
+    config = replace(BASE, adapter=replace(LORA, trained=(name,)))
+    stacked, by_layer = (parameter_metadata(config, x) for x in ("stacked", "by_layer"))
+    kernels = [x for x in flatten_dict(split_parameters(config.adapter, stacked).trained, sep="/")]
+    assert "decoder/layers/layer_0/attention/query/kernel" in kernels
+    if name.startswith("decoder"):
+        with pytest.raises(ValueError, match="each layer has its own; layers.layouts"):
+            split_parameters(config.adapter, by_layer)
+        return
+    trained = flatten_dict(split_parameters(config.adapter, by_layer).trained, sep="/")
+    kernels = {path for path in trained if path.endswith("kernel")}
+    assert kernels == {f"decoder/first_layers/layer_{i}/attention/query/kernel" for i in range(2)}
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,10 @@ def test_positions():
     routers = names_of("position")
     kinds = ["sinusoids", "learned", "T5 bias", "RoPE", "Transformer-XL", "ALiBi"]
     assert list(routers) == [*kinds, "none", "RoPE and none"]
-    assert routers["ALiBi"] == ["BLOOM (175B)", "baichuan-2-13b"]
-    assert routers["learned"] == ["GPT", "GPT2", "GPT3 (175B)", "OPT (175B)"]
+    assert routers["ALiBi"] == ["BLOOM (175B)", "baichuan-2-13b", "mpt-7b", "mpt-30b"]
+    assert routers["learned"] == [
+        *("GPT", "GPT2", "GPT3 (175B)", "OPT (175B)", "santacoder", "starcoder")
+    ]
     assert routers["T5 bias"] == [
         *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
     ]
@@ -64,12 +66,16 @@ def test_what_few_chose():
     assert names_of("block")["parallel"] == ["GPT-NeoX", "falcon-40b"]
     assert names_of("attention")["latent"] == ["DeepSeek v3", "glm-4.7-flash"]
     assert names_of("attention")["multi-query"] == [
-        *("PaLM (540B)", "falcon-7b", "gemma-3-1b", "gemma-4-e2b")
+        *("PaLM (540B)", "falcon-7b", "santacoder", "starcoder"),
+        *("gemma-2b", "gemma-3-1b", "gemma-4-e2b"),
     ]
     assert names_of("window")["in 5 of 6 layers"] == [
         *("Gemma 3", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b")
     ]
-    assert names_of("window")["in every layer"] == ["Mistral (7B)", "phi-3-mini", "phi-3-medium"]
+    assert names_of("window")["in every layer"] == [
+        *("Mistral (7B)", "phi-3-mini", "phi-3-medium"),
+        *("starcoder2-3b", "starcoder2-7b", "starcoder2-15b"),
+    ]
     softcaps = names_of("softcap")
     assert softcaps.pop("none") and softcaps == {
         "scores and logits": ["Gemma 2 (27B)"],
@@ -86,7 +92,7 @@ def test_what_few_chose():
     assert "Qwen 3 (8B)" not in names_of("attention-bias")["query, key, value"]
     assert "arcee-4.5b" in names_of("activation")["SqReLu"]
     assert "SmolLM2 (1.7B)" in names_of("head")["tied"]
-    assert len(names_of("topology")["EncoderDecoder"]) == 5
+    assert len(names_of("topology")["EncoderDecoder"]) == 9
 
 
 def test_short_convolutions_stand_beside_attention():

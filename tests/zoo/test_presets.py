@@ -34,6 +34,18 @@ EXACT = {
     "mt5-xxl": 12_921_057_280,
     "gpt-j-6b": 6_050_882_784,
     "gpt-neox-20b": 20_554_567_680,
+    "m2m-100-418m": 483_905_536,
+    "nllb-200-600m": 615_073_792,
+    "nllb-200-3.3b": 3_344_863_232,
+    "xglm-564m": 564_463_616,
+    "xglm-7.5b": 7_492_771_840,
+    "codegen-350m": 356_712_448,
+    "codegen-2b": 2_779_356_160,
+    "codegen-6b": 7_064_213_504,
+    "codegen-16b": 16_032_155_648,
+    "santacoder": 1_124_886_528,
+    "starcoder": 15_517_456_384,
+    "mpt-7b": 6_649_286_656,
     # Pythia's table of models
     "pythia-70m": 70_426_624,
     "pythia-160m": 162_322_944,
@@ -68,6 +80,8 @@ EXACT = {
     "olmo-7b": 6_888_095_744,
     "olmo-2-7b": 7_298_617_344,
     "olmo-2-13b": 13_716_198_400,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
     "gemma-2-27b": 27_227_128_320,
@@ -93,6 +107,9 @@ EXACT = {
     "qwen-3-235b-a22b": 235_093_634_560,
     "falcon-7b": 6_921_720_704,
     "falcon-40b": 41_303_293_952,
+    "phi-1": 1_418_270_720,
+    "phi-1.5": 1_418_270_720,
+    "phi-2": 2_779_683_840,
     "phi-3-mini": 3_821_079_552,
     "phi-3-small": 7_392_272_384,
     "phi-3-medium": 13_960_238_080,
@@ -110,11 +127,15 @@ EXACT = {
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_419_200,  # without the layer that predicts a second token
+    "starcoder2-3b": 3_030_371_328,
+    "starcoder2-7b": 7_173_923_840,
+    "starcoder2-15b": 15_957_889_024,
     "stablelm-2-1.6b": 1_644_515_328,
     "stablelm-2-12b": 12_143_185_920,
     "glm-4-9b": 9_400_279_040,
     "ernie-4.5-0.3b": 360_748_032,
     "smollm3-3b": 3_075_098_624,
+    "exaone-3.0-7.8b": 7_818_448_896,
     "exaone-4-32b": 32_003_216_384,
     "seed-oss-36b": 36_151_104_512,
     "minimax-m2": 228_689_764_864,
@@ -136,6 +157,8 @@ ROUNDED = {
     "gopher-280b": (280, 0.5),  # table 1
     "chinchilla-70b": (70, 0.5),  # table 4
     "opt-175b": (175, 0.5),  # table 1
+    "pegasus-large": (0.568, 0.001),  # section 6.1
+    "mpt-30b": (29.95, 0.01),  # model page
     "palm-8b": (8.63, 0.005),  # table 1
     "palm-62b": (62.50, 0.005),
     "palm-540b": (540.35, 0.01),  # cut, not rounded: 540.356
@@ -146,6 +169,8 @@ ROUNDED = {
     "gpt-oss-120b": (116.83, 0.005),
     "baichuan-2-13b": (13.9, 0.05),  # model page
     "dbrx": (132, 0.5),  # announcement
+    "apertus-8b": (8.05, 0.01),  # model page
+    "apertus-70b": (70.6, 0.1),  # model page
     "arcee-4.5b": (4.6, 0.05),  # model page
     "switch-base-8": (0.62, 0.005),  # files of 2.48 and 15.2 GB in float32
     "switch-base-64": (3.8, 0.05),

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from jaxformer.interop.families import (
     afmoe,
+    apertus,
+    aria,
     baichuan,
     bloom,
     cohere,
@@ -39,7 +41,7 @@ from jaxformer.interop.family import Family
 MODULES = (
     *(llama, gemma, gemma4, cohere, deepseek, phi, qwen, dbrx, ernie, afmoe, baichuan, lfm2),
     *(qwen3_next, mamba, granite_hybrid, nemotron_h, kimi_linear, minimax, falcon_h1),
-    *(olmo_hybrid, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
+    *(olmo_hybrid, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian, aria, apertus),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

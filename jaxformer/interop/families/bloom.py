@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, embedding norm, fused QKV with heads interleaved."""
+"""BLOOM and MPT: ALiBi, fused queries, keys and values; BLOOM has a norm of the embedding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_fields import (
+    OPTIONAL_NUMBER,
     Derived,
     Field,
+    Fixed,
     HeadsField,
     Repeated,
     Unused,
@@ -18,10 +20,12 @@ from jaxformer.interop.config_fields import (
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.gpt_neox import block_rules, two_norms
-from jaxformer.interop.families.llama_like import ALL_BIASES
+from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
 from jaxformer.interop.family import Family
 
 LAYER = "transformer.h.{layer}"
+BLOCK = "transformer.blocks.{layer}"
+LAYER_NORMS = ("low_precision_layernorm", "layernorm")
 
 
 def _either(other: str) -> Callable[[ConfigReader, str, Any], int]:
@@ -34,6 +38,20 @@ def _either(other: str) -> Callable[[ConfigReader, str, Any], int]:
     return read
 
 
+def zero_is_none(reader: ConfigReader, name: str, default: Any) -> float | None:
+    """Read a number, of which 0 is None."""
+    return reader.optional_number(name) or None
+
+
+# What released files say of ALiBi and the like, and transformers takes for granted.
+MPT_ATTENTION = {
+    "alibi": True,
+    "alibi_bias_max": 8,
+    "attn_type": "multihead_attention",
+    "attn_uses_sequence_id": False,
+    "prefix_lm": False,
+    "qk_ln": False,
+}
 FAMILIES = (
     Family(
         "bloom",
@@ -68,5 +86,40 @@ FAMILIES = (
             *block_rules(LAYER, "self_attention"),
         ),
         key_renames=((r"^(?!transformer\.|lm_head\.)", "transformer."),),
+    ),
+    # As BLOOM, except: no biases, no norm of the embedding, perhaps clipped queries, keys, values.
+    Family(
+        "mpt",
+        "MptForCausalLM",
+        template(
+            norm=c.LayerNorm(parameters="scale"),
+            attention=heads(positions=(c.Alibi(),)),
+            feed_forward=(c.MLP(hidden_dim=1, activation="gelu"),),
+        ),
+        (
+            Field("vocab_size", "vocab_size"),
+            Field("d_model", "model_dim", 2048),
+            Field("n_layers", "num_layers", 24),
+            HeadsField("n_heads", default=16, width="d_model"),
+            Derived("feed_forward.hidden_dim", four_widths),
+            Field("layer_norm_epsilon", "norm.eps", 1e-5),
+            Field("attn_config.clip_qkv", "attention.clip_qkv", parse=zero_is_none),
+            Field("attn_config.softmax_scale", "attention.scale", parse=OPTIONAL_NUMBER),
+            Field("tie_word_embeddings", "head.tied", True),
+            *fixed(expansion_ratio=4, no_bias=True, logit_scale=None),
+            Fixed("norm_type", LAYER_NORMS),
+            *(Fixed(f"attn_config.{name}", (value,)) for name, value in MPT_ATTENTION.items()),
+            # With ALiBi there is no position table; the others concern training and kernels.
+            Unused("learned_pos_emb", "max_seq_len", "embedding_fraction", "init_device"),
+            Unused("init_config", "tokenizer_name", "verbose", "fc_type"),
+            Unused("attn_config.attn_impl"),
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("transformer.wte", "transformer.norm_f"),
+            *m.layer_norm_rules(BLOCK, pre_attention_norm="norm_1", pre_feed_forward_norm="norm_2"),
+            *m.fused_rules(f"{BLOCK}.attn.Wqkv", "attention", QKV),
+            *m.branch_rules(f"{BLOCK}.attn", "attention", out="out_proj"),
+            *m.branch_rules(f"{BLOCK}.ffn", "feed_forward", up="up_proj", down="down_proj"),
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 Command A (cohere2) rotates only in its layers with a window; the others see everything and no
 positions. Command A+ (cohere2_moe) has experts after some dense layers, which may rotate without a
-window.
+window. Compass has a RoPE for each kind of layer; of the model with images the text is read.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from jaxformer.interop.config_fields import (
     Options,
     PresenceField,
     Repeated,
+    Unused,
     Written,
     fixed,
     template,
@@ -24,10 +25,10 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.ropes import RopeOfWindows
-from jaxformer.interop.families.windows import Windows, all_but_every
+from jaxformer.interop.families.windows import WINDOW_TYPES, Windows, WindowsWithSize, all_but_every
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import decoder_mapping, glu_rules, norm_rules
-from jaxformer.interop.rope_config import RopeField
+from jaxformer.interop.rope_config import RopeField, read_rope_section, write_rope_section
 
 DENSE_FIRST = e.DenseFirst(has_types=True)
 DENSE_EVERY = "prefix_dense_sliding_window_pattern"  # dense layers without a window; 1 is all
@@ -68,6 +69,42 @@ class RopeOfWindowsOrDense(RopeField):
         """The fields of RoPE, if there is any, and whether layers without a window have it."""
         rotated = any(layer.rope is not None and layer.window is None for layer in model.layers)
         return {**(super().write(model) or {}), DENSE_EVERY: 1 if rotated else 2}
+
+
+class RopeOrNone:
+    """RoPE of each kind of layer, or no positions where its object is null."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The positions of each layer."""
+        sections, windows = reader.part("rope_parameters"), options["attention.windows"]
+        length, ropes = reader.positive_integer("max_position_embeddings", 8192), {}
+        # A base for all beside those of each kind is without effect, as are parts for images.
+        Unused("rope_theta", "rope_type").read(sections, options)
+        for kind, sliding in WINDOW_TYPES.words.items():
+            section = sections.section(kind)
+            if kind not in sections.values and sliding in (x is not None for x in windows):
+                sections.add_problem(kind, "expected an object, or null for no positions.")
+            if section is not None:
+                Unused("mrope_section", "mrope_interleaved").read(section, options)
+                ropes[sliding] = read_rope_section(section, base=10_000.0, max_length=length)
+        return {"attention.positions": tuple(ropes.get(x is not None) for x in windows)}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The objects."""
+        ropes = {layer.window is not None: layer.rope for layer in model.layers}
+        written = {
+            kind: write_rope_section(rope)
+            for kind, sliding in WINDOW_TYPES.words.items()
+            if (rope := ropes.get(sliding)) is not None
+        }
+        lengths = {name: x for _, fields in written.values() for name, x in fields.items()}
+        none = dict.fromkeys(WINDOW_TYPES.words)
+        return {"rope_parameters": none | {kind: x for kind, (x, _) in written.items()}, **lengths}
+
+
+def no_windows(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
+    """No layer has a window."""
+    return lambda i: False
 
 
 class LayerNormOrRms:
@@ -167,6 +204,20 @@ FAMILIES = (
             *(MULTIPLIER, *SAID_OF_ITSELF),
             Windows(4096, rule=all_but_every(4, "layer_switch", "sliding_window_pattern")),
             RopeOfWindows(max_length=8192, pairing="neighbours", without_windows=False),
+        ),
+        decoder_mapping(*RULES, *p.FEED_FORWARD),
+    ),
+    # As Command A, except: a RoPE for each kind of layer, over halves; a window in no layer by
+    # default.
+    Family(
+        "cohere_compass_text",
+        "CohereCompassForCausalLM",
+        TEMPLATE,
+        (
+            *(*p.decoder(eps=1e-5, eps_name="layer_norm_eps", tied=True), *p.GLU, p.ATTENTION_BIAS),
+            Field("logit_scale", "head.multiplier", 1.0),
+            *(WindowsWithSize(4096, rule=no_windows), RopeOrNone()),
+            Unused("pooling"),  # of a model of vectors
         ),
         decoder_mapping(*RULES, *p.FEED_FORWARD),
     ),

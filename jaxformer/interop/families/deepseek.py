@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, GLM 4.7 Flash: multi-head latent attention and experts in a Llama block.
+"""DeepSeek V2 and V3 and their kin: multi-head latent attention and experts in a Llama block.
 
 Modules that predict further tokens are left out.
 """
@@ -16,6 +16,7 @@ from jaxformer.interop.config_fields import (
     Fields,
     Options,
     Repeated,
+    Unused,
     template,
 )
 from jaxformer.interop.config_reader import ConfigReader
@@ -94,7 +95,14 @@ class LatentBiases(Field):
 
 
 def latent_fields(
-    *, query: int | None = 1536, plain: int = 128, value: int = 128, eps: float = 1e-6
+    *,
+    query: int | None = 1536,
+    latent: int = 512,
+    plain: int = 128,
+    rotated: int = 64,
+    value: Any = 128,
+    eps: float = 1e-6,
+    tied: bool = False,
 ) -> Fields:
     """Fields of a decoder with latent attention, with defaults of ranks and widths."""
     return (
@@ -108,10 +116,10 @@ def latent_fields(
             lambda x: x["attention.num_heads"],
             one_key_per_head,
         ),
-        Field("kv_lora_rank", "attention.latent_dim", 512),
+        Field("kv_lora_rank", "attention.latent_dim", latent),
         Field("q_lora_rank", "attention.query_latent_dim", query, ConfigReader.optional_integer),
         Field("qk_nope_head_dim", "attention.nope_dim", plain, POSITIVE_INTEGER),
-        Field("qk_rope_head_dim", "attention.rope_dim", 64, POSITIVE_INTEGER),
+        Field("qk_rope_head_dim", "attention.rope_dim", rotated, POSITIVE_INTEGER),
         Field("v_head_dim", "attention.value_dim", value),
         Repeated(
             "qk_head_dim",
@@ -120,7 +128,7 @@ def latent_fields(
         ),
         LatentBiases("attention_bias", "attention.biases", False),
         Field("rms_norm_eps", "norm.eps", eps),
-        p.UNTIED,
+        Field("tie_word_embeddings", "head.tied", tied),
     )
 
 
@@ -131,10 +139,12 @@ class LatentRope(RopeField):
     Attributes:
         has_pairing: Whether ``rope_interleave`` says which features RoPE turns as a pair; without
             it they are neighbours.
+        has_width: Whether ``head_dim``, if a file has it, repeats how many features RoPE turns.
     """
 
     pairing: Any = "neighbours"
     has_pairing: bool = True
+    has_width: bool = True
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """RoPE, and the scale."""
@@ -142,7 +152,8 @@ class LatentRope(RopeField):
         if self.has_pairing and not reader.boolean("rope_interleave", True):
             rope = replace(rope, pairing="halves")
         width = options["attention.rope_dim"]
-        reader.require_value("head_dim", width, reason="it repeats qk_rope_head_dim")
+        if self.has_width:
+            reader.require_value("head_dim", width, reason="it repeats qk_rope_head_dim")
         section = reader.section("rope_scaling") or reader.section("rope_parameters")
         weight = None if section is None else section.optional_number("mscale_all_dim")
         scale = None
@@ -190,6 +201,28 @@ class GroupsByBest:
         """The fields of the groups, and the method."""
         method = "greedy" if model.router.groups is None else "group_limited_greedy"
         return {**e.Groups().write(model), "topk_method": method, "norm_topk_prob": False}
+
+
+class MiniCpmMultipliers:
+    """Multipliers of the branches by the depth of the model, and of the logits by its width."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The multipliers."""
+        depth = reader.optional_number("scale_depth", 1.4)
+        base = reader.optional_integer("dim_model_base", 256)
+        root = math.sqrt(options["num_layers"])
+        return {
+            "residual_multiplier": 1.0 if depth is None else depth / root,
+            "head.multiplier": 1.0 if base is None else base / options["model_dim"],
+        }
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The fields; None for a multiplier of the logits that no whole number gives."""
+        exact = model.head.multiplier * model.model_dim
+        if not math.isclose(exact, round(exact), rel_tol=1e-13):
+            return None
+        depth = model.residual_multiplier * math.sqrt(model.num_layers)
+        return {"scale_depth": round(depth, 13), "dim_model_base": round(exact)}
 
 
 MODEL = template(attention=LATENT)
@@ -253,5 +286,54 @@ FAMILIES = (
         MAPPING,
         attention_types=(c.Latent,),
         predicts_further_tokens=True,
+    ),
+    # As V3, except: no groups; other names of fields in old files, whose head_dim is another width.
+    Family(
+        "sarvam_mla",
+        "DeepseekV3ForCausalLM",
+        MODEL,
+        (
+            *(*latent_fields(query=None), Unused("head_dim", "q_head_dim")),
+            LatentRope(max_length=4096, has_width=False, aliases=(("deepseek_yarn", "yarn"),)),
+            e.with_old_names(
+                e.deepseek_experts(
+                    *(128, 8),
+                    width=2048,
+                    router=replace(e.SIGMOID, scale=2.5),
+                    layers=e.DenseFirst(1),
+                )
+            ),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
+        predicts_further_tokens=True,
+    ),
+    # As V3, except: no experts; tied.
+    Family(
+        "youtu",
+        "YoutuForCausalLM",
+        MODEL,
+        (
+            *(*latent_fields(tied=True), *p.GLU, LatentRope(max_length=131_072)),
+            Unused("embedding_initializer_range"),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
+    ),
+    # As it, except: RoPE turns halves; multipliers of the embedding, the branches and the logits.
+    Family(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        MODEL,
+        (
+            *latent_fields(
+                query=768, latent=256, plain=64, rotated=32, value=p.head_width, eps=1e-5, tied=True
+            ),
+            *(*p.GLU, p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH, MiniCpmMultipliers()),
+            Field("scale_emb", "embedding.scale", 12.0),
+            LatentRope(max_length=32_768, pairing="halves", has_pairing=False),
+        ),
+        MAPPING,
+        attention_types=(c.Latent,),
     ),
 )

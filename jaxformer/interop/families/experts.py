@@ -12,6 +12,7 @@ from jaxformer.interop.config_fields import (
     Field,
     Fields,
     Fixed,
+    OldName,
     Options,
     Unused,
     read_options,
@@ -97,13 +98,20 @@ def stacked_rules(gate_up: str, down: str, *, alternative: bool = False) -> tupl
     )
 
 
+GRANITE_SHARED_RULES = (
+    *fused_rules(f"{p.LAYER_PREFIX}.shared_mlp.input_linear", SHARED, ("gate", "up")),
+    *linear_rules(f"{p.LAYER_PREFIX}.shared_mlp.output_linear", f"{SHARED}/down"),
+)
+# As some folders are published; transformers writes a tensor per expert.
+STACKED_EXPERTS = stacked_rules(
+    f"{PREFIX}.experts.gate_up_proj", f"{PREFIX}.experts.down_proj", alternative=True
+)
 GRANITE_RULES = (
     *linear_rules(f"{MIXTRAL_PREFIX}.router.layer", "feed_forward/router"),
     *stacked_rules(
         f"{MIXTRAL_PREFIX}.input_linear.weight", f"{MIXTRAL_PREFIX}.output_linear.weight"
     ),
-    *fused_rules(f"{p.LAYER_PREFIX}.shared_mlp.input_linear", SHARED, ("gate", "up")),
-    *linear_rules(f"{p.LAYER_PREFIX}.shared_mlp.output_linear", f"{SHARED}/down"),
+    *GRANITE_SHARED_RULES,
 )
 MOE = c.MoE(expert=c.GLU(hidden_dim=1), num_experts=2)  # fields say its sizes
 WIDTH = Field("intermediate_size", "expert.hidden_dim")
@@ -342,13 +350,21 @@ def _mlp_types(is_sparse: Iterable[bool]) -> list[str]:
     return ["sparse" if sparse else "dense" for sparse in is_sparse]
 
 
+@dataclass(frozen=True)
 class QwenLayers:
-    """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks."""
+    """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks.
+
+    Attributes:
+        dense: Default of the latter.
+    """
+
+    dense: tuple[int, ...] = ()
 
     def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
         """Whether each layer has experts."""
         step = reader.positive_integer("decoder_sparse_step", 1)
-        dense_layers = reader.sequence("mlp_only_layers", int) or ()
+        dense_layers = reader.sequence("mlp_only_layers", int)
+        dense_layers = self.dense if dense_layers is None else dense_layers
         return [i not in dense_layers and (i + 1) % step == 0 for i in range(num_layers)]
 
     def write(self, is_sparse: list[bool]) -> Options | None:
@@ -457,6 +473,15 @@ def deepseek_experts(
         ),
     )
     return Experts(moe=replace(MOE, router=router), fields=fields, layers=layers, dense=dense)
+
+
+def with_old_names(experts: Experts) -> Experts:
+    """DeepSeek's experts whose numbers have other names in old files (Sarvam)."""
+    old = (
+        OldName(Field("num_experts", "num_experts")),
+        OldName(SharedExperts("num_shared_experts", required=True)),
+    )
+    return replace(experts, fields=(*experts.fields, *old))
 
 
 GRANITE_SHARED_EXPERTS = mixtral_experts(

@@ -13,6 +13,7 @@ from jaxformer.interop.config_fields import (
     Change,
     Field,
     NoEntries,
+    NotWritten,
     Options,
     Unused,
     fixed,
@@ -165,7 +166,7 @@ FAMILIES = (
                         *(
                             StepLimits(),
                             MambaNorm(),
-                            Field("rms_norm_eps", "output.norm.eps", 1e-5),
+                            NotWritten(Field("rms_norm_eps", "output.norm.eps", 1e-5)),
                         ),
                     ),
                     head_dim="mamba_d_head",

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: pre- and post-norms, scales stored as scale - 1, windows by layer.
+"""Gemma: scales of norms stored as scale - 1; Gemma 2 and 3: post-norms too, windows by layer.
 
 VaultGemma is Gemma 2 without post-norms.
 
@@ -26,6 +26,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.ropes import RopeByLayerType
 from jaxformer.interop.families.windows import Windows, all_but_every
 from jaxformer.interop.family import OLD_AND_NEW_PREFIX, Family, with_images
+from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
 from jaxformer.interop.rope_config import RopeField
 
@@ -111,7 +112,26 @@ GEMMA3 = Family(
     ),
     decoder_mapping(*p.TOP_LEVEL, *SANDWICH, *p.ATTENTION, *p.QK_NORMS, *p.FEED_FORWARD),
 )
+# Released files say "gelu" and mean its approximation, as transformers reads it.
+GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **HF_ACTIVATIONS, "gelu": "gelu_tanh"}
 FAMILIES = (
+    # As Llama, except: scales of norms, GeGLU, an embedding times the root of its width.
+    Family(
+        "gemma",
+        "GemmaForCausalLM",
+        template(norm=NORM),
+        (
+            *p.decoder(kv_heads=16, head_dim=256, tied=True),
+            Field("intermediate_size", "feed_forward.hidden_dim"),
+            Field(
+                *("hidden_act", "feed_forward.activation", "gelu_pytorch_tanh"),
+                choices=GEMMA_ACTIVATIONS,
+            ),
+            *fixed("transformers reads hidden_act", hidden_activation="gelu_pytorch_tanh"),
+            *(p.ATTENTION_BIAS, MULTIPLIER, RopeField(max_length=8192)),
+        ),
+        decoder_mapping(*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION, *p.FEED_FORWARD),
+    ),
     GEMMA2,
     # As Gemma 2, except: no norms after the branches.
     replace(

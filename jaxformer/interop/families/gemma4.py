@@ -1,4 +1,4 @@
-"""Gemma 4: E2B, E4B, 31B and 26B-A4B.
+"""Gemma 4: E2B, E4B, 12B, 31B and 26B-A4B.
 
 Full layers have other heads and another RoPE than those with a window, and may have one projection
 for key and value. E2B and E4B have embeddings for each layer, and their last layers read keys and
@@ -6,7 +6,8 @@ values of earlier ones. `gemma4` is the text part of a model that also reads ima
 and is written as `gemma4_text`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from jaxformer.interop.families import gemma
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.experts import SHARED, stacked_rules
 from jaxformer.interop.families.ropes import RopeByLayerType
-from jaxformer.interop.families.windows import Rule, Windows, all_but_every
+from jaxformer.interop.families.windows import Rule, WindowsWithSize, all_but_every
 from jaxformer.interop.family import OLD_AND_NEW_PREFIX, Family, with_images
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import (
@@ -77,7 +78,7 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Gemma4Windows(Windows):
+class Gemma4Windows(WindowsWithSize):
     """Windows of all layers but the last, which transformers takes for a full one."""
 
     default: int | None = 512
@@ -91,26 +92,30 @@ class Gemma4Windows(Windows):
         """The window."""
         return reader.integer("sliding_window", self.default)
 
-    def write(self, model: c.TransformerConfig) -> Options:
-        """The window, which transformers requires even if no layer has it, and the types."""
-        entries = super().write(model)
-        return {**entries, "sliding_window": entries["sliding_window"] or self.default}
 
-
+@dataclass(frozen=True)
 class Gemma4Ropes:
-    """RoPE for layers with a window, p-RoPE for those without."""
+    """RoPE for layers with a window, p-RoPE for those without.
+
+    Attributes:
+        defaults: ``rope_parameters`` if the file lacks them.
+        max_length: Default of ``max_position_embeddings``.
+    """
+
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ROPES)
+    max_length: int = 131_072
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The RoPE of each layer."""
         windows = options["attention.windows"]
-        sections = reader.section("rope_parameters") or ConfigReader(ROPES)
+        sections = reader.section("rope_parameters") or ConfigReader(self.defaults)
         for kind in ("full_attention", *("sliding_attention",) * any(windows)):
             if sections.section(kind) is None:
                 sections.add_problem(kind, "expected an object.")
-        length = reader.positive_integer("max_position_embeddings", 131_072)
+        length = reader.positive_integer("max_position_embeddings", self.max_length)
         full, local = (
             read_rope_section(sections.part(kind), base=rope["rope_theta"], max_length=length)
-            for kind, rope in ROPES.items()
+            for kind, rope in self.defaults.items()
         )
         each = tuple(full if window is None else local for window in windows)
         return {"attention.positions": each}
@@ -120,13 +125,29 @@ class Gemma4Ropes:
         return RopeByLayerType().write(model)
 
 
-class Gemma4Network:
-    """A gated network, beside experts if ``enable_moe_block``."""
+class DenseNetwork:
+    """A gated network."""
 
     dense = (
         Field("intermediate_size", "hidden_dim"),
         Field("hidden_activation", "activation", "gelu_pytorch_tanh"),
     )
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The network."""
+        return {
+            "feed_forward": (with_options(c.GLU(hidden_dim=1), read_options(reader, self.dense)),)
+        }
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """Its fields; None for another network."""
+        network = model.feed_forward[0]
+        return write_options(network, self.dense) if isinstance(network, c.GLU) else None
+
+
+class Gemma4Network(DenseNetwork):
+    """A gated network, beside experts if ``enable_moe_block``."""
+
     experts = (
         Field("moe_intermediate_size", "expert.hidden_dim"),
         Field("num_experts", "num_experts"),
@@ -135,7 +156,7 @@ class Gemma4Network:
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The network."""
-        dense = with_options(c.GLU(hidden_dim=1), read_options(reader, self.dense))
+        (dense,) = super().read(reader, options)["feed_forward"]
         if not reader.boolean("enable_moe_block", False):
             Unused(*(row.name for row in self.experts)).read(reader, options)
             return {"feed_forward": (dense,)}
@@ -289,6 +310,13 @@ class LayerEmbeddings:
         }
 
 
+FIELDS = (
+    Fixed("use_bidirectional_attention", (False, "vision")),  # of tokens of images
+    *(*p.decoder(heads=8, kv_heads=4, head_dim=256, tied=True), p.ATTENTION_BIAS),
+    Field("rms_norm_eps", "attention.value_norm.eps", 1e-6),
+    Field("final_logit_softcapping", "head.softcap", parse=OPTIONAL_NUMBER),
+    gemma.MULTIPLIER,
+)
 TEXT = Family(
     "gemma4_text",
     "Gemma4ForCausalLM",
@@ -297,14 +325,7 @@ TEXT = Family(
         layer_scalar=True,
         attention=heads(scale=1.0, qk_norm=c.QKNorm(), value_norm=c.RMSNorm(parameters="none")),
     ),
-    (
-        Fixed("use_bidirectional_attention", (False, "vision")),  # of tokens of images
-        *(*p.decoder(heads=8, kv_heads=4, head_dim=256, tied=True), p.ATTENTION_BIAS),
-        Field("rms_norm_eps", "attention.value_norm.eps", 1e-6),
-        Field("final_logit_softcapping", "head.softcap", parse=OPTIONAL_NUMBER),
-        *(gemma.MULTIPLIER, Gemma4Windows(), Gemma4Ropes(), Gemma4Network(), FullHeads()),
-        LayerEmbeddings(),
-    ),
+    (*FIELDS, Gemma4Windows(), Gemma4Ropes(), Gemma4Network(), FullHeads(), LayerEmbeddings()),
     decoder_mapping(
         *(*p.TOP_LEVEL, *LAYER_EMBEDDINGS, *gemma.SANDWICH, *p.ATTENTION),
         *linear_rules(f"{p.SELF_ATTENTION}.k_proj", "attention/key_value"),
@@ -315,6 +336,16 @@ TEXT = Family(
 )
 FAMILIES = (
     TEXT,
+    # As Gemma 4, except: no embeddings for each layer, no experts.
+    replace(
+        TEXT,
+        model_type="gemma4_unified_text",
+        architecture="Gemma4UnifiedForCausalLM",
+        fields=(
+            *(*FIELDS, Gemma4Windows(1024), Gemma4Ropes(max_length=262_144)),
+            *(DenseNetwork(), FullHeads()),
+        ),
+    ),
     with_images(
         TEXT,
         lambda reader, tied: tied,

@@ -1,6 +1,10 @@
-"""GPT and GPT-2: learned positions, biases, Conv1D kernels stored as [inputs, outputs]."""
+"""GPT, GPT-2, GPT-Neo, StarCoder and CTRL: decoders with positions in the embedding, and biases.
+
+GPT and GPT-2 have Conv1D kernels, stored as [inputs, outputs].
+"""
 
 from dataclasses import replace
+from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
@@ -10,19 +14,23 @@ from jaxformer.interop.config_fields import (
     Field,
     Fields,
     HeadsField,
+    Options,
+    Repeated,
     Unused,
     Written,
     fixed,
     four_widths,
     heads,
+    root_of_width,
     template,
 )
-from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.llama_like import ALL_BIASES, QKV, heads_of
 from jaxformer.interop.family import Family
 
 LAYER = "transformer.h.{layer}"
 IGNORED_TENSORS = (
-    rf"{LAYER}\.attn\.(masked_)?bias".format(layer=r"\d+"),
+    rf"{LAYER}\.attn\.(attention\.)?(masked_)?bias".format(layer=r"\d+"),
     r"transformer\.position_ids",
 )
 # Checkpoints without the head lack the prefix.
@@ -56,52 +64,118 @@ LAYERS = (
     *conv1d_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
 )
 POSITIONS = "embedding/positions/embedding"
-SIZES: Fields = (
-    Field("vocab_size", "vocab_size"),
-    Field("n_embd", "model_dim", 768),
-    Field("n_layer", "num_layers", 12),
-    HeadsField("n_head", default=12, width="n_embd"),
-    Field("layer_norm_epsilon", "norm.eps", 1e-5),
-    Field("tie_word_embeddings", "head.tied", True),
-    *fixed(n_special=0),
-    Written(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+TOP_LEVEL = (
+    *m.top_level_rules("transformer.wte", "transformer.ln_f"),
+    m.MappingRule("transformer.wpe.weight", POSITIONS),
 )
+NORMS = m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2")
+
+
+def sizes(width: int = 768, depth: int = 12, num_heads: int = 12) -> Fields:
+    """Fields of sizes with these defaults, and of the head."""
+    return (
+        Field("vocab_size", "vocab_size"),
+        Field("n_embd", "model_dim", width),
+        Field("n_layer", "num_layers", depth),
+        HeadsField("n_head", default=num_heads, width="n_embd"),
+        Field("tie_word_embeddings", "head.tied", True),
+        *fixed(n_special=0),
+        Written(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    )
+
+
+EPS = Field("layer_norm_epsilon", "norm.eps", 1e-5)
+GPT2_FIELDS: Fields = (
+    *(*sizes(), EPS),
+    Field("n_positions", "embedding.positions.max_length", 1024),
+    Field("n_inner", "feed_forward.hidden_dim", four_widths),
+    Field("scale_attn_weights", "attention.scale", True, choices={True: None, False: 1.0}),
+)
+
+
+class MultiQuery:
+    """Whether all heads share one head of keys and values."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The number of KV heads."""
+        shared = reader.boolean("multi_query", True)
+        return {"attention.num_kv_heads": 1 if shared else options["attention.num_heads"]}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The field."""
+        return {"multi_query": heads_of(model).num_kv_heads == 1}
+
+
+class LocalLayers:
+    """``attention_types``: which layers are global, and which have a window."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The windows of the layers."""
+        size, num_layers = reader.integer("window_size", 256), options["num_layers"]
+        words = self.read_words(reader, num_layers)
+        if len(words) != num_layers or not {*words} <= {"global", "local"}:
+            problem = f"expected words, global or local, with counts, for {num_layers} layers."
+            reader.add_problem("attention_types", problem)
+            return {}
+        reader.require_value("attention_layers", words, reason="attention_types differs.")
+        return {"attention.windows": tuple(size if x == "local" else None for x in words)}
+
+    def read_words(self, reader: ConfigReader, num_layers: int) -> list[str]:
+        """The word of each layer, or some more; none if the field is of another form."""
+        types: Any = reader.get("attention_types")
+        types = [[["global", "local"], 12]] if types is None else types
+        try:
+            most = num_layers + 1
+            return [word for words, count in types for word in [*words] * min(count, most)]
+        except (TypeError, ValueError):
+            return []
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """A word for each layer, and the window."""
+        windows = [layer.window for layer in model.layers]
+        words = ["global" if window is None else "local" for window in windows]
+        size = next((window for window in windows if window is not None), 256)
+        return {"attention_types": [[words, 1]], "window_size": size}
+
+
 GPT2 = template(
     norm=c.LayerNorm(),
     embedding=c.Embedding(positions=c.Learned(max_length=1)),
     attention=heads(positions=(None,), biases=ALL_BIASES),
     feed_forward=(c.MLP(hidden_dim=1, bias=True),),
 )
-FAMILIES = (
-    Family(
-        "gpt2",
-        "GPT2LMHeadModel",
-        GPT2,
-        (
-            *SIZES,
-            Field("n_positions", "embedding.positions.max_length", 1024),
-            Field("n_inner", "feed_forward.hidden_dim", four_widths),
-            Field("activation_function", "feed_forward.activation", "gelu_new"),
-            Field("scale_attn_weights", "attention.scale", True, choices={True: None, False: 1.0}),
-            *fixed(scale_attn_by_inverse_layer_idx=False),
-            Unused("reorder_and_upcast_attn"),  # affects the precision only
-        ),
-        m.decoder_mapping(
-            *m.top_level_rules("transformer.wte", "transformer.ln_f"),
-            m.MappingRule("transformer.wpe.weight", POSITIONS),
-            *LAYERS,
-            *m.layer_norm_rules(LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
-        ),
-        ignored_tensors=IGNORED_TENSORS,
-        key_renames=KEY_RENAMES,
+GPT_NEO = replace(GPT2, attention=heads(positions=(None,), scale=1.0, biases=("out",)))
+CTRL = template(
+    norm=c.LayerNorm(eps=1e-6),
+    embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
+    attention=heads(positions=(None,), biases=ALL_BIASES),
+    feed_forward=(c.MLP(hidden_dim=1, activation="relu", bias=True),),
+    head=c.LMHead(bias=True),
+)
+GPT2_FAMILY = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    GPT2,
+    (
+        *GPT2_FIELDS,
+        Field("activation_function", "feed_forward.activation", "gelu_new"),
+        *fixed(scale_attn_by_inverse_layer_idx=False),
+        Unused("reorder_and_upcast_attn"),  # affects the precision only
     ),
+    m.decoder_mapping(*TOP_LEVEL, *LAYERS, *NORMS),
+    ignored_tensors=IGNORED_TENSORS,
+    key_renames=KEY_RENAMES,
+)
+FAMILIES = (
+    GPT2_FAMILY,
+    replace(GPT2_FAMILY, model_type="gpt-sw3"),
     # As GPT-2, except: norms after the residual sums, networks four times as wide as the model.
     Family(
         "openai-gpt",
         "OpenAIGPTLMHeadModel",
         replace(GPT2, norm_placement="post", final_norm=False),
         (
-            *SIZES,
+            *(*sizes(), EPS),
             Field("n_positions", "embedding.positions.max_length", 512),
             Derived("feed_forward.hidden_dim", four_widths),
             Field("afn", "feed_forward.activation", "gelu", choices=GPT_ACTIVATIONS),
@@ -113,6 +187,80 @@ FAMILIES = (
             *m.layer_norm_rules(LAYER, post_attention_norm="ln_1", post_feed_forward_norm="ln_2"),
         ),
         ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
+    ),
+    # As GPT-2, except: unscaled scores, only output biases, layers with a window.
+    Family(
+        "gpt_neo",
+        "GPTNeoForCausalLM",
+        GPT_NEO,
+        (
+            Field("vocab_size", "vocab_size"),
+            Field("hidden_size", "model_dim", 2048),
+            Field("num_layers", "num_layers", 24),
+            HeadsField("num_heads", default=16),
+            *(LocalLayers(), EPS),
+            Field("max_position_embeddings", "embedding.positions.max_length", 2048),
+            Field("intermediate_size", "feed_forward.hidden_dim", four_widths),
+            Field("activation_function", "feed_forward.activation", "gelu_new"),
+            Field("tie_word_embeddings", "head.tied", True),
+        ),
+        m.decoder_mapping(
+            *(*TOP_LEVEL, *NORMS),
+            *m.attention_rules(f"{LAYER}.attn.attention", out="out_proj"),
+            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="c_fc", down="c_proj"),
+        ),
+        ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
+    ),
+    # As GPT-2, except: one head of keys and values, kernels stored as [outputs, inputs].
+    Family(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        GPT2,
+        (
+            *(*GPT2_FIELDS, MultiQuery()),
+            Repeated("num_key_value_heads", lambda x: x["attention.num_kv_heads"]),
+            Field("activation_function", "feed_forward.activation", "gelu_pytorch_tanh"),
+            # These affect the precision, or the memory of early code.
+            Unused("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+            Unused("inference_runner", "pad_key_length", "pre_allocate_kv_cache"),
+            Unused("max_batch_size", "validate_runner_input"),
+        ),
+        m.decoder_mapping(
+            *(*TOP_LEVEL, *NORMS),
+            *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", QKV, *(t.FusedQKVPerGroup(),) * 2),
+            *m.branch_rules(f"{LAYER}.attn", "attention", out="c_proj"),
+            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="c_fc", down="c_proj"),
+        ),
+        ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
+    ),
+    # As GPT-2, except: sinusoids, ReLU, a scaled embedding, a bias of the head.
+    Family(
+        "ctrl",
+        "CTRLLMHeadModel",
+        CTRL,
+        (
+            *sizes(1280, 48, 16),
+            Field("dff", "feed_forward.hidden_dim", 8192),
+            Derived("embedding.scale", root_of_width),
+            # The last norm alone has the eps of the file.
+            *fixed(layer_norm_epsilon=1e-6),
+            Unused("n_positions"),  # there is no position table
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("transformer.w", "transformer.layernorm"),
+            *m.layer_norm_rules(
+                LAYER, pre_attention_norm="layernorm1", pre_feed_forward_norm="layernorm2"
+            ),
+            *m.branch_rules(
+                f"{LAYER}.multi_head_attention",
+                "attention",
+                **{"query": "Wq", "key": "Wk", "value": "Wv", "out": "dense"},
+            ),
+            *m.branch_rules(f"{LAYER}.ffn", "feed_forward", up="0", down="2"),
+        ),
         key_renames=KEY_RENAMES,
     ),
 )

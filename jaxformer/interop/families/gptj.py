@@ -1,4 +1,4 @@
-"""GPT-J: parallel block with one norm, partial rotary positions, head bias."""
+"""GPT-J and CodeGen: parallel block with one norm, partial rotary positions, head bias."""
 
 import math
 
@@ -6,6 +6,7 @@ from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_fields import (
     Field,
+    Fields,
     HeadsField,
     Options,
     Unused,
@@ -17,6 +18,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import heads_of
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import first_rope
+from jaxformer.interop.transforms import FusedPerGroup
 
 LAYER = "transformer.h.{layer}"
 
@@ -55,35 +57,56 @@ def rotary_fraction(width: int, head_dim: int) -> float:
     return exact if int(head_dim * exact) == width else math.nextafter(exact, 1.0)
 
 
+MODEL = template(
+    norm=c.LayerNorm(),
+    block="parallel_shared_norm",
+    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
+    head=c.LMHead(bias=True),
+)
+FIELDS: Fields = (
+    Field("vocab_size", "vocab_size"),
+    Field("n_embd", "model_dim", 4096),
+    Field("n_layer", "num_layers", 28),
+    HeadsField("n_head", default=16, width="n_embd"),
+    RotaryDim(),
+    Field("n_inner", "feed_forward.hidden_dim", four_widths),
+    Field("activation_function", "feed_forward.activation", "gelu_new"),
+    Field("layer_norm_epsilon", "norm.eps", 1e-5),
+    Field("tie_word_embeddings", "head.tied", False),
+    *fixed(rotary=True, scale_attn_weights=True),
+    Unused("n_positions"),  # there is no position table
+)
+RULES = (
+    *m.top_level_rules("transformer.wte", "transformer.ln_f"),
+    *m.norm_rules(f"{LAYER}.ln_1", "pre_norm"),
+    *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="fc_in", down="fc_out"),
+)
+IGNORED_TENSORS = (r"transformer\.h\.\d+\.attn\.(masked_bias|bias|causal_mask|embed_positions)",)
 FAMILIES = (
     Family(
         "gptj",
         "GPTJForCausalLM",
-        template(
-            norm=c.LayerNorm(),
-            block="parallel_shared_norm",
-            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-            head=c.LMHead(bias=True),
-        ),
-        (
-            Field("vocab_size", "vocab_size"),
-            Field("n_embd", "model_dim", 4096),
-            Field("n_layer", "num_layers", 28),
-            HeadsField("n_head", default=16, width="n_embd"),
-            RotaryDim(),
-            Field("n_inner", "feed_forward.hidden_dim", four_widths),
-            Field("activation_function", "feed_forward.activation", "gelu_new"),
-            Field("layer_norm_epsilon", "norm.eps", 1e-5),
-            Field("tie_word_embeddings", "head.tied", False),
-            *fixed(rotary=True, scale_attn_weights=True),
-            Unused("n_positions"),  # there is no position table
-        ),
+        MODEL,
+        FIELDS,
+        m.decoder_mapping(*RULES, *m.attention_rules(f"{LAYER}.attn", out="out_proj")),
+        ignored_tensors=IGNORED_TENSORS,
+    ),
+    # As GPT-J, except: one tensor has queries, values and keys of each quarter of the heads.
+    Family(
+        "codegen",
+        "CodeGenForCausalLM",
+        MODEL,
+        FIELDS,
         m.decoder_mapping(
-            *m.top_level_rules("transformer.wte", "transformer.ln_f"),
-            *m.norm_rules(f"{LAYER}.ln_1", "pre_norm"),
-            *m.attention_rules(f"{LAYER}.attn", out="out_proj"),
-            *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="fc_in", down="fc_out"),
+            *RULES,
+            *m.fused_rules(
+                f"{LAYER}.attn.qkv_proj",
+                "attention",
+                ("query", "value", "key"),
+                FusedPerGroup(groups=4),
+            ),
+            *m.branch_rules(f"{LAYER}.attn", "attention", out="out_proj"),
         ),
-        ignored_tensors=(r"transformer\.h\.\d+\.attn\.(masked_bias|bias|embed_positions)",),
+        ignored_tensors=IGNORED_TENSORS,
     ),
 )

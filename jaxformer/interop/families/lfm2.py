@@ -1,4 +1,4 @@
-"""LFM 2 and 2.5: gated short convolutions in place of most attention; dense, or with experts."""
+"""LFM 2, 2.5 and 3: gated short convolutions in place of most attention; dense, or with experts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +12,7 @@ from jaxformer.interop.config_fields import (
     Field,
     NotWritten,
     Options,
+    PresenceField,
     Unused,
     fixed,
     heads,
@@ -20,7 +21,8 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.mixers import Kind, Mixer, of_kind
+from jaxformer.interop.families.gemma4 import ROPES, Gemma4Ropes
+from jaxformer.interop.families.mixers import Kind, Mixer, MixerOrWindows, of_kind
 from jaxformer.interop.families.windows import PerLayer
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
@@ -78,6 +80,26 @@ EXPERTS = e.Experts(
     layers=e.DenseFirst(2, "num_dense_layers"),
     dense=(Field("intermediate_size", "hidden_dim"),),
 )
+
+
+def convolution(taps: int) -> Kind:
+    """Fields of a short convolution, with this default of its taps."""
+    fields = (
+        Field("conv_L_cache", "width", taps),
+        BiasesField("conv_bias", "biases", layers=("in", "convolution", "out")),
+        Derived("num_heads", lambda x: x["attention.num_heads"]),
+        Derived("head_dim", p.head_width),
+    )
+    return Kind(c.ShortConvolution(num_heads=1, head_dim=1), fields)
+
+
+def lfm3_word(layer: int) -> str:
+    """The kind of a layer of LFM 3."""
+    if layer % 4 == 2:
+        return "full_attention"
+    return "sliding_attention" if layer and layer % 4 == 0 else "conv"
+
+
 MODEL = template(attention=heads(qk_norm=c.QKNorm()))
 *SIZES, HEAD_DIM = p.sizes(kv_heads=8)
 FIELDS = (
@@ -92,20 +114,12 @@ FIELDS = (
     Unused("num_heads"),
     RopeField(base=1e6, max_length=128_000),
     Mixer(
-        kind=Kind(
-            c.ShortConvolution(num_heads=1, head_dim=1),
-            (
-                Field("conv_L_cache", "width", 3),
-                BiasesField("conv_bias", "biases", layers=("in", "convolution", "out")),
-                Derived("num_heads", lambda x: x["attention.num_heads"]),
-                Derived("head_dim", p.head_width),
-            ),
-        ),
+        kind=convolution(taps=3),
         types=PerLayer("layer_types", {"full_attention": True, "conv": False}),
         default=by_indices,
     ),
 )
-MAPPING = m.decoder_mapping(
+RULES = (
     *m.top_level_rules("model.embed_tokens", "model.embedding_norm"),
     *m.layer_norm_rules(
         p.LAYER_PREFIX, pre_attention_norm="operator_norm", pre_feed_forward_norm="ffn_norm"
@@ -121,21 +135,54 @@ MAPPING = m.decoder_mapping(
         m.MappingRule(f"{CONVOLUTION}.conv.bias", "attention/convolution/bias", Flatten()),
         *m.linear_rules(f"{CONVOLUTION}.out_proj", "attention/out", input_axes=2),
     ),
+    *m.branch_rules(BRANCH, "feed_forward", gate="w1", up="w3", down="w2"),
+)
+MAPPING = m.decoder_mapping(
+    *RULES,
     *of_kind(
         c.MultiHead,
         *m.attention_rules(p.SELF_ATTENTION, out="out_proj"),
         *m.qk_norm_rules(p.SELF_ATTENTION, "q_layernorm", "k_layernorm"),
     ),
-    *m.branch_rules(BRANCH, "feed_forward", gate="w1", up="w3", down="w2"),
     *e.expert_rules(BRANCH, gate="w1", up="w3", down="w2"),
     m.MappingRule(f"{BRANCH}.expert_bias", e.SELECTION_BIAS),
 )
 KINDS = (c.ShortConvolution, c.MultiHead)
+LFM3_PLACEMENTS = {True: "sandwich", False: "pre"}
+LFM3_GATE = c.OutputGate(over="head")
+LFM3_ROPES = ROPES | {"full_attention": ROPES["full_attention"] | {"partial_rotary_factor": 0.5}}
 FAMILIES = (
     Family(
         "lfm2", "Lfm2ForCausalLM", MODEL, (*FIELDS, Lfm2Width()), MAPPING, attention_types=KINDS
     ),
     Family(
         "lfm2_moe", "Lfm2MoeForCausalLM", MODEL, (*FIELDS, EXPERTS), MAPPING, attention_types=KINDS
+    ),
+    # As LFM 2, except: windows, p-RoPE without one, gates of heads, norms after the branches.
+    Family(
+        "lfm3",
+        "Lfm3ForCausalLM",
+        MODEL,
+        (
+            *p.decoder(
+                heads=16, kv_heads=4, head_dim=128, eps=1e-5, eps_name="norm_eps", tied=True
+            ),
+            Field("intermediate_size", "feed_forward.hidden_dim", 7680),
+            Field("use_sandwich_norm", "norm_placement", True, choices=LFM3_PLACEMENTS),
+            PresenceField("use_attention_gate", "attention.output_gate", True, part=LFM3_GATE),
+            p.ATTENTION_BIAS,
+            MixerOrWindows(kind=convolution(taps=7), word="conv", default=lfm3_word, window=256),
+            Gemma4Ropes(LFM3_ROPES, max_length=128_000),
+        ),
+        m.decoder_mapping(
+            *RULES,
+            *m.layer_norm_rules(
+                p.LAYER_PREFIX,
+                post_attention_norm="post_operator_norm",
+                post_feed_forward_norm="post_ffn_norm",
+            ),
+            *of_kind(c.MultiHead, *p.ATTENTION, *p.QK_NORMS),
+        ),
+        attention_types=KINDS,
     ),
 )

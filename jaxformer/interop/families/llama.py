@@ -3,6 +3,7 @@
 Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,13 @@ from jaxformer.interop.config_fields import (
     BiasesField,
     ConfigField,
     Field,
+    HeadsField,
+    OldName,
     Options,
     PresenceField,
+    Repeated,
     Unused,
+    Written,
     fixed,
     heads,
     template,
@@ -22,6 +27,7 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.gpt_neox import block_rules
 from jaxformer.interop.families.ropes import (
     RopeAndQueryScaling,
     RopeByLayerType,
@@ -29,18 +35,27 @@ from jaxformer.interop.families.ropes import (
     RopeOfWindows,
     RopeWithAlpha,
 )
-from jaxformer.interop.families.windows import LastLayerWindows, Windows, by_pattern, from_layer
-from jaxformer.interop.family import Family
+from jaxformer.interop.families.windows import (
+    LastLayerWindows,
+    PerLayer,
+    Windows,
+    by_pattern,
+    from_layer,
+)
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
     MappingRule,
+    attention_rules,
     branch_rules,
     decoder_mapping,
+    fused_rules,
     layer_norm_rules,
     norm_rules,
     qk_norm_rules,
+    top_level_rules,
 )
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import SwapHeadHalves
+from jaxformer.interop.transforms import LinearKernel, SwapHeadHalves
 
 LLAMA = template()
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
@@ -49,6 +64,8 @@ EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shar
 QK_NORM = template(attention=heads(qk_norm=c.QKNorm()))
 WIDE_QK_NORM = template(attention=heads(qk_norm=c.QKNorm(over="width")))
 LAYER = (*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION)
+GPT_LAYER = "transformer.h.{layer}"
+BAILING = f"{p.LAYER_PREFIX}.attention"
 MOE_LAYER = (*LAYER, *p.QK_NORMS)
 GLM_NORMS = layer_norm_rules(
     p.LAYER_PREFIX,
@@ -98,6 +115,70 @@ def swap_head_halves(rule: MappingRule) -> MappingRule:
     """Return the rule with the halves of each head swapped."""
     part: Any = rule.transform
     return replace(rule, transform=SwapHeadHalves(part=part))
+
+
+def three_of_four(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
+    """One layer that sees everything, then three with a window."""
+    return lambda i: i % 4 != 0
+
+
+def flint_windows(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
+    """All layers but the first two, every fourth from the second on, and the last."""
+    last = reader.integer("num_hidden_layers") - 1
+    return lambda i: i % 4 != 1 and i not in (0, last)
+
+
+def written_window(default: int) -> Written:
+    """The window, also of a model without any, where transformers always needs one."""
+
+    def size(model: c.TransformerConfig) -> Any:
+        return next((x.window for x in model.layers if x.window is not None), default)
+
+    return Written(sliding_window=size)
+
+
+class LayersByType:
+    """The layers that ``mlp_layer_types`` calls sparse have experts; by default all."""
+
+    types = PerLayer(e.MLP_TYPES, {"sparse": True, "dense": False})
+
+    def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
+        """Whether each layer has experts."""
+        return [*self.types.read(reader, num_layers, lambda i: True)]
+
+    def write(self, is_sparse: list[bool]) -> Options:
+        """The words."""
+        return self.types.write(is_sparse)
+
+
+class RopeByTheta(RopeField):
+    """RoPE with the base of each layer in ``layer_rope_theta``, where 0 is no RoPE (Granite)."""
+
+    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RoPE or nothing."""
+        rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
+        bases = reader.sequence("layer_rope_theta", float)
+        if bases is None:
+            return (rope,)
+        if len(bases) < count:
+            reader.add_problem("layer_rope_theta", f"expected a number for each of {count} layers.")
+            return (rope,)
+        return tuple(replace(rope, base=base) if base else None for base in bases[:count])
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any]:
+        """The fields of RoPE, if there is any, and the bases."""
+        ropes = (layer.rope for layer in model.layers)
+        bases = [0.0 if rope is None else rope.base for rope in ropes]
+        return {**(super().write(model) or {}), "layer_rope_theta": bases}
+
+
+class MellumRope(RopeByLayerType):
+    """One RoPE for layers with a window, another for the others, in ``rope_parameters`` alone."""
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The object: transformers would take ``rope_scaling`` for it."""
+        fields = super().write(model)
+        return fields and {name: x for name, x in fields.items() if name != "rope_scaling"}
 
 
 class RopeObject:
@@ -191,7 +272,7 @@ FAMILIES = (
         *(*p.decoder(kv_heads=4), e.qwen_experts(128, 8), p.ATTENTION_BIAS),
         *(Windows(4096, "use_sliding_window"), RopeField(max_length=32_768)),
         template=QK_NORM,
-        tensors=(*MOE_LAYER, *e.QWEN_RULES),
+        tensors=(*MOE_LAYER, *e.STACKED_EXPERTS, *e.QWEN_RULES),
     ),
     # As Llama, except: squared ReLU without a gate.
     row(
@@ -474,6 +555,233 @@ FAMILIES = (
             ),
             *branch_rules(p.SELF_ATTENTION, "attention", value="v_proj", out="o_proj"),
             *branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="fc1", down="fc2"),
+        ),
+    ),
+    # As Llama, except: LayerNorm, no gate, one field for all biases, one window for all layers.
+    row(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        *p.decoder(kv_heads=2, eps=1e-5, eps_name="norm_epsilon", tied=True),
+        *p.glu(activation="gelu_pytorch_tanh"),
+        BiasesField("use_bias", default=True, layers=p.ALL_BIASES),
+        Field("use_bias", "feed_forward.bias", True),
+        *(Windows(None), RopeField(max_length=4096)),
+        *fixed(mlp_type="default", norm_type="layer_norm"),
+        template=template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
+        tensors=(
+            *LAYER,
+            *branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="c_fc", down="c_proj"),
+        ),
+    ),
+    # As GLM 4 (2025), except: no norms after the branches.
+    row(
+        "glm",
+        "GlmForCausalLM",
+        *(*p.decoder(kv_heads=2, head_dim=128, eps=1.5625e-7), *p.GLU),
+        BiasesField("attention_bias", default=True, layers=p.QKV),
+        RopeField(max_length=131_072, pairing="neighbours", fraction=0.5),
+        tensors=(*LAYER, *p.FUSED_GLU),
+    ),
+    # As Llama, except: GPT-2's names of tensors, and in old files of fields (EXAONE 3).
+    row(
+        "exaone",
+        "LlamaForCausalLM",
+        *p.decoder(kv_heads=8, num_layers=32, eps=1e-5),
+        *(*p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH),
+        OldName(Field("num_layers", "num_layers")),
+        OldName(Field("layer_norm_epsilon", "norm.eps", 1e-5)),
+        OldName(Field("activation_function", "feed_forward.activation", "silu")),
+        RopeField(base=5e5, max_length=4096),
+        tensors=(
+            *top_level_rules("transformer.wte", "transformer.ln_f"),
+            *layer_norm_rules(GPT_LAYER, pre_attention_norm="ln_1", pre_feed_forward_norm="ln_2"),
+            *attention_rules(f"{GPT_LAYER}.attn.attention", out="out_proj"),
+            *branch_rules(
+                *(f"{GPT_LAYER}.mlp", "feed_forward"), gate="c_fc_0", up="c_fc_1", down="c_proj"
+            ),
+        ),
+    ),
+    # As Llama, except: LayerNorm, also of queries and keys, squared ReLU without a gate, biases,
+    # half of a head turned, queries, keys and values of each head in one tensor.
+    row(
+        "persimmon",
+        "PersimmonForCausalLM",
+        PresenceField(
+            *("qk_layernorm", "attention.qk_norm"), default=True, part=c.QKNorm(norm=c.LayerNorm())
+        ),
+        *(Field("vocab_size", "vocab_size"), Field("hidden_size", "model_dim")),
+        *(Field("num_hidden_layers", "num_layers"), HeadsField("num_attention_heads")),
+        *(*p.norm_eps(1e-5, "layer_norm_eps"), p.UNTIED, *p.glu(activation="relu2")),
+        RopeField(max_length=16_384, fraction=0.5),
+        template=template(
+            norm=c.LayerNorm(),
+            attention=heads(biases=p.ALL_BIASES),
+            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
+        ),
+        tensors=(
+            *top_level_rules("model.embed_tokens", "model.final_layernorm"),
+            *(*p.PRE_NORMS, *block_rules(p.LAYER_PREFIX, "self_attn")),
+            *qk_norm_rules(p.SELF_ATTENTION, "q_layernorm", "k_layernorm"),
+        ),
+    ),
+    # As Llama, except: wider heads; one field for all biases in old files.
+    row(
+        "internlm3",
+        "LlamaForCausalLM",
+        *(*p.decoder(kv_heads=2, head_dim=128, eps=1e-5), *p.GLU, p.HEADS_DIVIDE_WIDTH),
+        BiasesField("attention_bias", layers=p.ALL_BIASES, alias="qkv_bias"),
+        Field("attention_bias", "feed_forward.bias", False, alias="qkv_bias"),
+        *(
+            Repeated(name, lambda x: x["feed_forward.bias"], "all layers have biases, or none")
+            for name in ("mlp_bias", "bias")
+        ),
+        Written(mlp_bias=lambda model: bool(p.heads_of(model).biases)),
+        RopeField(max_length=32_768),
+    ),
+    # As Llama, except: wider heads.
+    row(
+        "iquestcoder",
+        "LlamaForCausalLM",
+        *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), *p.GLU, p.HEADS_DIVIDE_WIDTH),
+        *(p.ATTENTION_BIAS, p.MLP_BIAS, RopeField(max_length=131_072)),
+        *fixed(clip_qkv=None, use_sliding_window=False),
+    ),
+    # As Llama 3, except: windows by layer.
+    row(
+        "cwm",
+        "CwmForCausalLM",
+        *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), *p.GLU, p.HEADS_DIVIDE_WIDTH),
+        *(Windows(8192, rule=three_of_four), written_window(8192), RopeObject()),
+        *(RopeField(base=1e6, max_length=131_072), *fixed(mlp_bias=False)),
+        Written(bos_token_id=128_000),  # which may not be null
+    ),
+    # As Granite, except: norms after the branches, unless a field says none; a factor of logits.
+    row(
+        "hyperclovax",
+        "HyperCLOVAXForCausalLM",
+        *(*p.decoder(), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH),
+        Field("embedding_multiplier", "embedding.scale", 1.0),
+        Field("attention_multiplier", "attention.scale", parse=OPTIONAL_NUMBER),
+        Field("residual_multiplier", "residual_multiplier", 1.0),
+        Field("logits_scaling", "head.multiplier", 1.0),
+        Field("use_post_norm", "norm_placement", True, choices={True: "sandwich", False: "pre"}),
+        RopeField(),
+        tensors=(
+            *(*LAYER, *p.FEED_FORWARD),
+            *layer_norm_rules(
+                p.LAYER_PREFIX,
+                post_attention_norm="post_norm1",
+                post_feed_forward_norm="post_norm2",
+            ),
+        ),
+    ),
+    # As Llama, except: LayerNorm, squared ReLU without a gate, biases.
+    row(
+        "jais2",
+        "Jais2ForCausalLM",
+        *p.decoder(eps=1e-5, eps_name="layer_norm_eps"),
+        *(*p.glu(activation="relu2"), RopeField(max_length=8192), p.HEADS_DIVIDE_WIDTH),
+        BiasesField("attention_bias", default=True, layers=p.ALL_BIASES),
+        Field("mlp_bias", "feed_forward.bias", True),
+        template=template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
+    ),
+    # As Granite, except: sinks, windows by layer, a base of RoPE for each layer.
+    row(
+        "granite_swa",
+        "GraniteSWAForCausalLM",
+        *(*p.decoder(kv_heads=4, eps=1e-5, tied=True), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS),
+        *(*p.GRANITE_MULTIPLIERS, Windows(128, rule=three_of_four), written_window(128)),
+        RopeByTheta(max_length=8192),
+        template=template(attention=heads(sinks=True)),
+    ),
+    # As it, except: experts and a shared one.
+    row(
+        "granitemoe_swa",
+        "GraniteMoeSWAForCausalLM",
+        *(*p.decoder(), p.ATTENTION_BIAS, e.GRANITE_SHARED_EXPERTS, *p.GRANITE_MULTIPLIERS),
+        *(Windows(128, rule=three_of_four), written_window(128), RopeByTheta()),
+        template=template(attention=heads(sinks=True)),
+        tensors=(
+            MappingRule(
+                f"{e.MIXTRAL_PREFIX}.router.weight", "feed_forward/router/kernel", LinearKernel()
+            ),
+            *e.stacked_rules(
+                f"{e.MIXTRAL_PREFIX}.experts.gate_up_proj", f"{e.MIXTRAL_PREFIX}.experts.down_proj"
+            ),
+            *(*MOE_LAYER, *e.GRANITE_SHARED_RULES),
+        ),
+    ),
+    # As GLM 4.5, except: no dense layers, whole heads turned.
+    row(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        *p.decoder(kv_heads=8, head_dim=128, eps=1e-5),
+        replace(e.deepseek_experts(128, 8, width=1280), layers=None),
+        BiasesField("attention_bias", layers=p.QKV),
+        RopeField(base=1e6, max_length=131_072, fraction=1.0),
+        *fixed(use_qk_norm=False, first_k_dense_replace=0),
+        Unused("intermediate_size"),  # of dense layers
+        tensors=(*LAYER, *e.deepseek_rules()),
+    ),
+    # As GLM 4.5, except: whole heads turned; other names of tensors, and in old files of fields.
+    row(
+        "sarvam_moe",
+        "Glm4MoeForCausalLM",
+        PresenceField("use_qk_norm", "attention.qk_norm", default=True, part=c.QKNorm()),
+        *p.decoder(kv_heads=4, head_dim=64),
+        e.with_old_names(
+            e.deepseek_experts(
+                *(128, 6), width=1024, router=replace(e.SIGMOID, scale=2.5), layers=e.DenseFirst(1)
+            )
+        ),
+        BiasesField("attention_bias", layers=p.QKV, alias="use_qkv_bias"),
+        RopeField(base=8e6, max_length=131_072, fraction=1.0),
+        tensors=(
+            *(*top_level_rules("model.word_embeddings", "model.norm"), *p.PRE_NORMS),
+            *fused_rules(f"{BAILING}.query_key_value", "attention", p.QKV),
+            *branch_rules(BAILING, "attention", out="dense"),
+            *qk_norm_rules(BAILING, "query_layernorm", "key_layernorm"),
+            *e.deepseek_rules(bias="gate.expert_bias"),
+        ),
+        predicts_further_tokens=True,
+    ),
+    # As Qwen 3 with experts, except: layers by words, windows by layer, and a RoPE for each kind.
+    row(
+        "mellum",
+        "MellumForCausalLM",
+        *(*p.decoder(kv_heads=4, head_dim=128), p.ATTENTION_BIAS),
+        replace(
+            e.qwen_experts(64, 8, renormalise=True, width=896, dense_width=7168),
+            layers=LayersByType(),
+        ),
+        Windows(1024, rule=by_pattern(1)),
+        MellumRope(base=5e5, local_base=1e4, max_length=131_072),
+        Unused("num_mtp_layers", "num_nextn_predict_layers"),
+        Unused("mtp_layer_types", "mtp_mlp_layer_types"),
+        template=QK_NORM,
+        tensors=(*MOE_LAYER, *e.QWEN_RULES),
+        ignored_tensors=(*INV_FREQ_PATTERNS, r"mtp\..*"),
+    ),
+    # As Qwen 3 with experts, except: chosen by sigmoid, a shared one without a gate, sinks, windows
+    # by layer, and no positions without one.
+    row(
+        "flint",
+        "FlintForCausalLM",
+        *(*p.decoder(kv_heads=4, head_dim=128), p.ATTENTION_BIAS),
+        replace(
+            e.qwen_experts(256, 6, renormalise=True, width=512, shared_width=1024),
+            moe=replace(
+                e.MOE, router=c.Router(score="sigmoid"), shared=c.SharedExpert(expert=e.MOE.expert)
+            ),
+            layers=e.QwenLayers((0, 1)),
+        ),
+        *(Windows(513, rule=flint_windows), written_window(513)),
+        RopeOfWindows(max_length=262_144, without_windows=False),
+        template=template(attention=heads(qk_norm=c.QKNorm(), sinks=True)),
+        tensors=(
+            MappingRule(f"{p.SELF_ATTENTION}.softmax_offset", "attention/sinks"),
+            *(*p.TOP_LEVEL, *p.PRE_NORMS, *attention_rules(p.SELF_ATTENTION), *p.QK_NORMS),
+            *e.QWEN_RULES,
         ),
     ),
 )

@@ -1,7 +1,8 @@
-"""Marian and FSMT: post-norm encoder-decoders with other sinusoid layouts.
+"""Marian, FSMT, M2M-100 (NLLB), Pegasus and XGLM: ReLU or GELU, biases, sinusoids.
 
-Marian shares one embedding between source, target and head, and adds a bias to the logits. FSMT
-has three embeddings, and its positions start at the padding id + 1.
+Marian and Pegasus share one embedding between source, target and head, and add a bias to the
+logits. FSMT has three embeddings, and its positions start at the padding id + 1, as those of
+M2M-100. Marian and FSMT are post-norm. XGLM is a decoder like that of M2M-100.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from jaxformer.interop.config_fields import (
     FactorField,
     Field,
     Fields,
+    Fixed,
     HeadsField,
     Options,
     Repeated,
@@ -40,17 +42,19 @@ ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}
 
 
 def attention_rules(theirs: str, ours: str) -> tuple[m.MappingRule, ...]:
-    """Mapping rules of an attention branch and its post-norm."""
+    """Mapping rules of an attention branch and its norm, which may stand before or after it."""
     return (
         *m.attention_rules(theirs, ours, out="out_proj"),
+        *m.norm_rules(f"{theirs}_layer_norm", f"pre_{ours}_norm"),
         *m.norm_rules(f"{theirs}_layer_norm", f"post_{ours}_norm"),
     )
 
 
 def feed_forward_rules(theirs: str) -> tuple[m.MappingRule, ...]:
-    """Mapping rules of the feed-forward branch and its post-norm."""
+    """Mapping rules of the feed-forward branch and its norm."""
     return (
         *m.branch_rules(theirs, "feed_forward", up="fc1", down="fc2"),
+        *m.norm_rules(f"{theirs}.final_layer_norm", "pre_feed_forward_norm"),
         *m.norm_rules(f"{theirs}.final_layer_norm", "post_feed_forward_norm"),
     )
 
@@ -66,7 +70,21 @@ STACKS = {
         *feed_forward_rules(DECODER),
     ),
 }
-SINUSOID_TENSORS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
+SHARED_EMBEDDING = m.ParamMapping(
+    top_level=(
+        m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
+        m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+        m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
+        *m.norm_rules("model.encoder.layer_norm", "encoder/final_norm"),
+        *m.norm_rules("model.decoder.layer_norm", "decoder/final_norm"),
+    ),
+    stacks=STACKS,
+)
+IGNORED_TENSORS = (
+    r"model\.((encoder|decoder)\.)?embed_positions\.weights?",  # sinusoids
+    r"model\.(encoder|decoder)\.embed_tokens\.weight",
+)
+XGLM_LAYER = "model.layers.{layer}"
 MARIAN = template(
     topology=c.EncoderDecoder(num_encoder_layers=1),
     norm=c.LayerNorm(eps=1e-5),
@@ -79,6 +97,15 @@ MARIAN = template(
 )
 FSMT = replace(
     MARIAN, embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor")), head=c.LMHead()
+)
+PEGASUS = replace(MARIAN, norm_placement="pre", final_norm=True)
+M2M_100 = replace(
+    PEGASUS, embedding=c.Embedding(positions=FSMT.embedding.positions), head=c.LMHead(tied=True)
+)
+XGLM = replace(
+    M2M_100,
+    topology=c.Decoder(),
+    embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor", offset=2)),
 )
 ENCODER_FIELDS = (
     HeadsField("encoder_attention_heads", width="d_model"),
@@ -129,8 +156,8 @@ def last_token(model: c.TransformerConfig) -> int:
     return model.vocab_size - 1
 
 
-def fields(*, activation: str, scaled: bool) -> Fields:
-    """Fields of both families, with these defaults."""
+def fields(*, activation: str, scaled: bool, pre_norm: bool = False) -> Fields:
+    """Fields of all encoder-decoders, with these defaults."""
     return (
         Field("d_model", "model_dim"),
         Field("encoder_layers", "topology.num_encoder_layers"),
@@ -141,7 +168,7 @@ def fields(*, activation: str, scaled: bool) -> Fields:
         Field("activation_function", "feed_forward.activation", activation),
         FactorField("scale_embedding", "embedding.scale", scaled, factor=root_of_width),
         *fixed(is_encoder_decoder=True, static_position_embeddings=True),
-        *fixed(normalize_before=False, normalize_embedding=False, add_final_layer_norm=False),
+        *fixed(normalize_before=pre_norm, add_final_layer_norm=pre_norm, normalize_embedding=False),
         Unused("extra_pos_embeddings", "add_bias_logits", "_num_labels"),
         Written(is_encoder_decoder=True),
         Written(dropout=0.0, activation_dropout=0.0, attention_dropout=0.0),
@@ -157,10 +184,23 @@ def sinusoid_tables(hf_config: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
     Returns:
         One table per stack; the row of padding is zero.
     """
-    padding, width = hf_config["pad_token_id"], hf_config["d_model"]
-    rows = jnp.arange(hf_config.get("max_position_embeddings", 1024) + padding + 1)
-    table = np.array(F.sinusoidal_positions(rows, width, layout="tensor2tensor"))
+    padding = hf_config["pad_token_id"]
+    table = _sinusoids(hf_config, "tensor2tensor", further_rows=padding + 1)
     table[padding] = 0
+    return _of_both_stacks(table)
+
+
+def pegasus_tables(hf_config: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    """Sinusoid tables that Pegasus files store, by tensor name."""
+    return _of_both_stacks(_sinusoids(hf_config, "halves"))
+
+
+def _sinusoids(hf_config: Mapping[str, Any], layout: Any, further_rows: int = 0) -> np.ndarray:
+    rows = jnp.arange(hf_config.get("max_position_embeddings", 1024) + further_rows)
+    return np.array(F.sinusoidal_positions(rows, hf_config["d_model"], layout=layout))
+
+
+def _of_both_stacks(table: np.ndarray) -> Mapping[str, np.ndarray]:
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
@@ -179,15 +219,8 @@ FAMILIES = (
             Written(eos_token_id=0, forced_eos_token_id=0, tie_word_embeddings=True),
             Encoder(MARIAN),
         ),
-        m.ParamMapping(
-            top_level=(
-                m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
-                m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-                m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
-            ),
-            stacks=STACKS,
-        ),
-        ignored_tensors=(SINUSOID_TENSORS, r"model\.(encoder|decoder)\.embed_tokens\.weight"),
+        SHARED_EMBEDDING,
+        ignored_tensors=IGNORED_TENSORS,
     ),
     # As Marian, except: embeddings and head of their own, positions that start after padding.
     Family(
@@ -215,7 +248,64 @@ FAMILIES = (
             ),
             stacks=STACKS,
         ),
-        ignored_tensors=(SINUSOID_TENSORS,),
+        ignored_tensors=IGNORED_TENSORS[:1],
         constant_tensors=sinusoid_tables,
+    ),
+    # As FSMT, except: norms before the branches, the embedding of Marian.
+    Family(
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        M2M_100,
+        (
+            *fields(activation="relu", scaled=True, pre_norm=True),
+            Field("vocab_size", "vocab_size"),
+            PaddingField("pad_token_id", "embedding.positions.offset", 1),
+            *fixed(tie_word_embeddings=True),
+            Encoder(M2M_100),
+        ),
+        SHARED_EMBEDDING,
+        ignored_tensors=IGNORED_TENSORS,
+    ),
+    # As Marian, except: norms before the branches.
+    Family(
+        "pegasus",
+        "PegasusForConditionalGeneration",
+        PEGASUS,
+        (
+            *fields(activation="gelu", scaled=False, pre_norm=True),
+            Field("vocab_size", "vocab_size"),
+            *fixed(tie_word_embeddings=True),
+            Unused("force_bos_token_to_be_generated"),
+            Written(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
+            Encoder(PEGASUS),
+        ),
+        SHARED_EMBEDDING,
+        ignored_tensors=IGNORED_TENSORS,
+        constant_tensors=pegasus_tables,
+    ),
+    # The decoder of M2M-100, whose positions start at 2.
+    Family(
+        "xglm",
+        "XGLMForCausalLM",
+        XGLM,
+        (
+            Field("vocab_size", "vocab_size"),
+            Field("d_model", "model_dim", 1024),
+            Field("num_layers", "num_layers", 24),
+            HeadsField("attention_heads", default=16, width="d_model"),
+            Field("ffn_dim", "feed_forward.hidden_dim", 4096),
+            Field("activation_function", "feed_forward.activation", "gelu"),
+            FactorField("scale_embedding", "embedding.scale", True, factor=root_of_width),
+            Field("tie_word_embeddings", "head.tied", True),
+            # The row of the padding id is zero; the first two are not used.
+            Fixed("pad_token_id", (0, 1)),
+            Written(dropout=0.0, attention_dropout=0.0),
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("model.embed_tokens", "model.layer_norm"),
+            *attention_rules(f"{XGLM_LAYER}.self_attn", "attention"),
+            *feed_forward_rules(XGLM_LAYER),
+        ),
+        ignored_tensors=IGNORED_TENSORS,
     ),
 )

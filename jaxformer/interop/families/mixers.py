@@ -181,6 +181,57 @@ class Mixer:
         return None if entries is None else {**entries, **self.types.write(is_full)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixerOrWindows:
+    """A mixer, attention with a window or attention without one, by a word for each layer.
+
+    It goes before the fields of positions, which may depend on the windows.
+
+    Attributes:
+        kind: Fields of the mixer.
+        word: Its word in ``layer_types``.
+        default: Function from the number of a layer to its word, where the file lacks the field.
+        window: Default of ``sliding_window``.
+    """
+
+    kind: KindFields
+    word: str
+    default: Callable[[int], str]
+    window: int
+
+    @property
+    def types(self) -> PerLayer:
+        """The field, with the word of each layer as its meaning."""
+        words = (self.word, "sliding_attention", "full_attention")
+        return PerLayer("layer_types", {word: word for word in words})
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The attention kind and the window of each layer."""
+        words = self.types.read(reader, options["num_layers"], self.default)
+        window = reader.optional_integer("sliding_window", self.window)
+        if window is None and "sliding_attention" in words:
+            reader.add_problem("sliding_window", "layers with a window need this size.")
+        mixer = self.kind.read(reader, options)
+        return {
+            "attention.windows": tuple(window if x == "sliding_attention" else None for x in words),
+            "attention": Change(lambda x: tuple(mixer if y == self.word else x for y in words)),
+        }
+
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        """The fields of the mixer, the window, and the word of each layer."""
+        kind, window, words = type(self.kind.kind), self.window, list[str]()
+        for layer in model.layers:
+            if isinstance(layer.attention, kind):
+                words.append(self.word)
+            elif isinstance(layer.window, int):
+                words.append("sliding_attention")
+                window = layer.window
+            else:
+                words.append("full_attention")
+        entries = self.kind.write(model, first_mixer(model, kind))
+        return entries and {**entries, "sliding_window": window, **self.types.write(words)}
+
+
 def first_mixer(model: c.TransformerConfig, kind: type) -> Any:
     """The first mixer of the layers, or one that config.json can express."""
     mixers = (layer.attention for layer in model.layers if isinstance(layer.attention, kind))

@@ -1,15 +1,21 @@
-"""OPT: learned positions with offset 2; the 350M model is post-norm with a factorized embedding."""
+"""OPT and BioGPT: learned positions with offset 2.
+
+The OPT of 350M is post-norm with a factorized embedding.
+"""
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_fields import (
     BiasesField,
+    FactorField,
     Field,
     HeadsField,
     Options,
+    Unused,
     Written,
     fixed,
     heads,
+    root_of_width,
     template,
 )
 from jaxformer.interop.config_reader import ConfigReader
@@ -18,6 +24,7 @@ from jaxformer.interop.family import Family
 
 STACK = "model.decoder"
 LAYER = f"{STACK}.layers.{{layer}}"
+BIOGPT_LAYER = "biogpt.layers.{layer}"
 AFFINE = {True: "scale_bias", False: "none"}
 PLACEMENTS = {True: "pre", False: "post"}
 
@@ -92,5 +99,40 @@ FAMILIES = (
             *m.branch_rules(LAYER, "feed_forward", up="fc1", down="fc2"),
         ),
         key_renames=((r"^decoder\.", "model.decoder."),),
+    ),
+    # As OPT, except: GELU, a scaled embedding, always biases and pre-norm.
+    Family(
+        "biogpt",
+        "BioGptForCausalLM",
+        template(
+            norm=c.LayerNorm(eps=1e-5),
+            embedding=c.Embedding(positions=c.Learned(max_length=1, offset=2)),
+            attention=heads(positions=(None,), biases=ALL_BIASES),
+            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
+        ),
+        (
+            Field("vocab_size", "vocab_size"),
+            Field("hidden_size", "model_dim", 1024),
+            Field("num_hidden_layers", "num_layers", 24),
+            HeadsField("num_attention_heads", default=16),
+            Field("intermediate_size", "feed_forward.hidden_dim", 4096),
+            Field("hidden_act", "feed_forward.activation", "gelu"),
+            Field("max_position_embeddings", "embedding.positions.max_length", 1024),
+            FactorField("scale_embedding", "embedding.scale", True, factor=root_of_width),
+            Field("tie_word_embeddings", "head.tied", True),
+            Unused("layer_norm_eps"),  # its norms have 1e-5, whatever files say
+            Written(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        ),
+        m.decoder_mapping(
+            *m.top_level_rules("biogpt.embed_tokens", "biogpt.layer_norm", "output_projection"),
+            m.MappingRule("biogpt.embed_positions.weight", "embedding/positions/embedding"),
+            *m.layer_norm_rules(
+                BIOGPT_LAYER,
+                pre_attention_norm="self_attn_layer_norm",
+                pre_feed_forward_norm="final_layer_norm",
+            ),
+            *m.attention_rules(f"{BIOGPT_LAYER}.self_attn", out="out_proj"),
+            *m.branch_rules(BIOGPT_LAYER, "feed_forward", up="fc1", down="fc2"),
+        ),
     ),
 )

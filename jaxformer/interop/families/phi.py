@@ -1,4 +1,4 @@
-"""Phi-3 (Llama with fused projections), Phi-3.5 MoE, and Phi-3-small (muP, block-sparse attention).
+"""Phi 1 to 2 (parallel blocks), Phi-3 (Llama with fused projections), Phi-3.5 MoE, Phi-3-small.
 
 Phi-3.5 MoE has biases, LayerNorm, and two experts chosen by SparseMixer.
 
@@ -14,6 +14,7 @@ from jaxformer.interop.config_fields import (
     Field,
     Fixed,
     Options,
+    PresenceField,
     Unused,
     Written,
     fixed,
@@ -29,9 +30,13 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.windows import Windows
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import (
+    attention_rules,
+    branch_rules,
     decoder_mapping,
     fused_rules,
     linear_rules,
+    norm_rules,
+    qk_norm_rules,
     top_level_rules,
 )
 from jaxformer.interop.rope_config import RopeField, first_rope
@@ -169,7 +174,10 @@ FAMILIES = (
         (
             *(*p.decoder(eps=1e-5), *p.GLU, Windows(None)),
             PhiRope(
-                fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
+                fraction=1.0,
+                max_length=4096,
+                original_max_length=4096,
+                aliases=(("su", "longrope"), ("yarn", "longrope")),
             ),
             *fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
             *fixed(full_attn_mod=1, interpolate_factor=1),
@@ -240,5 +248,32 @@ FAMILIES = (
             *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
         ),
         in_transformers=False,
+    ),
+    # As Llama, except: parallel blocks with one LayerNorm, biases everywhere, also of the head, no
+    # gate, half of a head turned.
+    Family(
+        "phi",
+        "PhiForCausalLM",
+        template(
+            norm=c.LayerNorm(),
+            block="parallel_shared_norm",
+            attention=heads(biases=p.ALL_BIASES),
+            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
+            head=c.LMHead(bias=True),
+        ),
+        (
+            PresenceField(
+                *("qk_layernorm", "attention.qk_norm"), part=c.QKNorm(norm=c.LayerNorm())
+            ),
+            *(*p.decoder(eps=1e-5, eps_name="layer_norm_eps"), *p.glu(activation="gelu_new")),
+            RopeField(fraction=0.5),
+        ),
+        decoder_mapping(
+            *top_level_rules("model.embed_tokens", "model.final_layernorm"),
+            *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_norm"),
+            *attention_rules(p.SELF_ATTENTION, out="dense"),
+            *qk_norm_rules(p.SELF_ATTENTION, "q_layernorm", "k_layernorm"),
+            *branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="fc1", down="fc2"),
+        ),
     ),
 )

@@ -1,9 +1,10 @@
-"""Qwen 3 Next and Qwen 3.5: three layers of gated DeltaNet for one of gated attention.
+"""Qwen 3 Next, Qwen 3.5 and Lara: gated DeltaNet beside attention, gated in Qwen.
 
 Of Qwen 3.5 with images the text model is read.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
@@ -12,6 +13,7 @@ from jaxformer.interop.config_fields import (
     Fields,
     Fixed,
     NoEntries,
+    NotWritten,
     Options,
     Unused,
     fixed,
@@ -21,9 +23,16 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
+from jaxformer.interop.families.mixers import Kind, Mixer, MixerOrWindows, linear_attention, of_kind
+from jaxformer.interop.families.ropes import RopeOfWindows
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family, with_images
-from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, linear_rules, norm_rules
+from jaxformer.interop.param_mapping import (
+    MappingRule,
+    decoder_mapping,
+    glu_rules,
+    linear_rules,
+    norm_rules,
+)
 from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
 
@@ -43,7 +52,7 @@ def per_key_head(config: c.TransformerConfig) -> Transform:
     return FusedPerGroup(groups=max(heads, default=None))
 
 
-DELTA_NET = (
+CORE = (
     MappingRule(
         f"{PREFIX}.conv1d.weight",
         kernels(*(f"{name}_convolution" for name in PARTS)),
@@ -51,9 +60,9 @@ DELTA_NET = (
     ),
     MappingRule(f"{PREFIX}.A_log", "attention/rate/bias"),
     MappingRule(f"{PREFIX}.dt_bias", "attention/step_bias/bias"),
-    *norm_rules(f"{PREFIX}.norm", "attention/norm"),
     *linear_rules(f"{PREFIX}.out_proj", "attention/out", input_axes=2),
 )
+DELTA_NET = (*CORE, *norm_rules(f"{PREFIX}.norm", "attention/norm"))
 FUSED_PROJECTIONS = (
     MappingRule(f"{PREFIX}.in_proj_qkvz.weight", kernels(*PARTS, "gate"), FusedPerGroup()),
     MappingRule(f"{PREFIX}.in_proj_ba.weight", kernels("beta", "step"), per_key_head),
@@ -64,11 +73,7 @@ PROJECTIONS = (
     *linear_rules(f"{PREFIX}.in_proj_b", "attention/beta"),
     *linear_rules(f"{PREFIX}.in_proj_a", "attention/step"),
 )
-STACKED_EXPERTS = e.stacked_rules(  # as published; transformers writes a tensor per expert
-    f"{p.LAYER_PREFIX}.mlp.experts.gate_up_proj",
-    f"{p.LAYER_PREFIX}.mlp.experts.down_proj",
-    alternative=True,
-)
+STACKED = f"{e.PREFIX}.experts.gate_up_proj", f"{e.PREFIX}.experts.down_proj"
 
 
 class ImagePositions(NoEntries):
@@ -114,6 +119,25 @@ class ExpertsInAllLayers:
         return entries and {name: x for name, x in entries.items() if name not in lacking}
 
 
+def delta_net(key_heads: int = 16, heads: int = 32) -> Kind:
+    """Fields of gated DeltaNet, with these defaults."""
+    fields = (
+        Field("linear_num_key_heads", "num_key_heads", key_heads),
+        Field("linear_num_value_heads", "num_heads", heads),
+        Field("linear_key_head_dim", "key_dim", 128),
+        Field("linear_value_head_dim", "value_dim", 128),
+        Field("linear_conv_kernel_dim", "convolution_width", 4),
+        NotWritten(Field("rms_norm_eps", "output.norm.eps", 1e-6)),
+    )
+    return Kind(linear_attention(output=c.GatedNorm(norm=c.RMSNorm())), fields)
+
+
+def lara_word(layer: int) -> str:
+    """The kind of a layer of Lara."""
+    others = {1: "sliding_attention", 3: "full_attention", 4: "sliding_attention"}
+    return others.get(layer % 5, "linear_attention")
+
+
 NORM = c.RMSNorm(scale_offset=1.0)
 MODEL = template(
     norm=NORM, attention=heads(qk_norm=c.QKNorm(norm=NORM), output_gate=c.OutputGate())
@@ -124,20 +148,7 @@ FIELDS: Fields = (
     Fixed("output_gate_type", ("swish", "silu")),
     # States are float32; multi-token prediction is left out.
     Unused("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    Mixer(
-        kind=Kind(
-            linear_attention(output=c.GatedNorm(norm=c.RMSNorm())),
-            (
-                Field("linear_num_key_heads", "num_key_heads", 16),
-                Field("linear_num_value_heads", "num_heads", 32),
-                Field("linear_key_head_dim", "key_dim", 128),
-                Field("linear_value_head_dim", "value_dim", 128),
-                Field("linear_conv_kernel_dim", "convolution_width", 4),
-                Field("rms_norm_eps", "output.norm.eps", 1e-6),
-            ),
-        ),
-        default=every_interval,
-    ),
+    Mixer(kind=delta_net(), default=every_interval),
 )
 TENSORS = (
     *(*p.TOP_LEVEL, *p.PRE_NORMS, *of_kind(c.LinearAttention, *DELTA_NET)),
@@ -167,9 +178,20 @@ QWEN_3_5 = (
         ),
         decoder_mapping(
             *(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS)),
-            *(*STACKED_EXPERTS, *e.QWEN_RULES),
+            *(*e.STACKED_EXPERTS, *e.QWEN_RULES),
         ),
         **SHARED,
+    ),
+)
+LARA_EXPERTS = e.Experts(
+    moe=replace(e.MOE, shared=c.SharedExpert(expert=e.MOE.expert)),
+    fields=(
+        *e.olmo_fields(
+            *(128, 4),
+            renormalise=True,
+            width=Field("moe_intermediate_size", "expert.hidden_dim", 512),
+        ),
+        *e.shared_fields("shared_expert_intermediate_size", 512),
     ),
 )
 FAMILIES = (
@@ -184,6 +206,36 @@ FAMILIES = (
         **SHARED,
     ),
     *QWEN_3_5,
+    # As Qwen 3.5, except: no gate of attention, windows, positions only with one, a shared expert
+    # without a gate, norms whose scale is the weight.
+    Family(
+        "lara_mini",
+        "LaraMiniForCausalLM",
+        template(attention=heads(qk_norm=c.QKNorm())),
+        (
+            *(*p.decoder(heads=16, kv_heads=4, head_dim=128, tied=True), p.ATTENTION_BIAS),
+            LARA_EXPERTS,
+            MixerOrWindows(
+                kind=delta_net(8, 16), word="linear_attention", default=lara_word, window=512
+            ),
+            RopeOfWindows(max_length=131_072, without_windows=False),
+        ),
+        decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS),
+            *of_kind(
+                c.LinearAttention,
+                MappingRule(
+                    f"{PREFIX}.in_proj.weight", kernels(*PARTS, "gate", "beta", "step"), Fused()
+                ),
+                *(*CORE, *norm_rules(f"{PREFIX}.out_norm", "attention/norm")),
+            ),
+            *of_kind(c.MultiHead, *p.ATTENTION, *p.QK_NORMS),
+            *linear_rules(f"{e.PREFIX}.gate", "feed_forward/router"),
+            *glu_rules(f"{e.PREFIX}.shared_expert", e.SHARED),
+            *e.stacked_rules(*STACKED),
+        ),
+        attention_types=(c.LinearAttention, c.MultiHead),
+    ),
     *(
         with_images(
             text,

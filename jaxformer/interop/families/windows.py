@@ -93,6 +93,16 @@ class Windows:
         return window if self.switch is None or reader.boolean(self.switch, False) else None
 
 
+@dataclass(frozen=True)
+class WindowsWithSize(Windows):
+    """Windows whose size transformers requires even if no layer has it."""
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The window and the types."""
+        entries = super().write(model)
+        return {**entries, "sliding_window": entries["sliding_window"] or self.default}
+
+
 def by_pattern(period: int | None = None) -> Rule:
     """All layers but every n-th, by ``sliding_window_pattern`` if it is a number.
 

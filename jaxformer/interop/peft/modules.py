@@ -1,7 +1,7 @@
 """Modules of a Hugging Face model that hold our kernels: names, tensors and shapes."""
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,11 +22,21 @@ AS_MLP = (r"\.block_sparse_moe\.", ".mlp.")
 PLAIN_ROUTER = ((r"\.router\.layer\.", ".router."),)
 # Modules that transformers 5 names otherwise than the files: patterns and replacements.
 MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "exaone": (
+        (r"^transformer\.wte\.", "model.embed_tokens."),
+        (r"^transformer\.h\.", "model.layers."),
+        (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.attn\.attention\.", ".self_attn."),
+        (r"\.c_fc_0\.", ".gate_proj."),
+        (r"\.c_fc_1\.", ".up_proj."),
+        (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+    ),
     "gpt_neox": ((r"^embed_out\.", "lm_head."),),
     "granitemoe": PLAIN_ROUTER,
     "granitemoehybrid": PLAIN_ROUTER,
     "granitemoeshared": PLAIN_ROUTER,
     "hy_v3": ((r"\.shared_mlp\.", ".shared_experts."), (r"\.router\.gate\.", ".gate.")),
+    "lfm3": ((r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),),
     "kimi_linear": (AS_MLP, (r"\.(f_[ab]_proj)\.", r".forget_gate.\1.")),
     "minimax": (AS_MLP,),
     "minimax_m2": (AS_MLP,),
@@ -36,7 +46,31 @@ MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"\.attention_layer_norm\.", ".input_layernorm."),
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     ),
+    "sarvam_moe": (
+        (r"\.word_embeddings\.", ".embed_tokens."),
+        (r"\.attention\.dense\.", ".self_attn.o_proj."),
+        (r"\.attention\.query_key_value\.", ".self_attn."),  # which is split
+    ),
     "phimoe": (AS_MLP, (r"\.gate\.", ".router.")),
+}
+
+# Names in target_modules that PEFT takes for experts and routers, by the type of the model.
+NAMES_OF_EXPERTS = dict.fromkeys(
+    "afmoe cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe "
+    "glm4_moe_lite hunyuan_v1_moe mellum olmoe qwen3_moe qwen3_next sarvam_mla solar_open".split(),
+    ("gate", "gate_proj", "up_proj", "down_proj"),
+) | dict.fromkeys(("minimax", "minimax_m2", "mixtral"), ("gate", "w1", "w2", "w3"))
+# Names of modules that PEFT does not adapt, since fast kernels read their weights, by the type.
+NOT_ADAPTED = dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), ("out_proj",))
+# Modules that read a table, which no computation reads under its own name.
+SHARED_TABLES = {
+    f"{prefix}shared.weight": tuple(f"{prefix}{x}coder.embed_tokens.weight" for x in ("en", "de"))
+    for prefix in ("", "model.")
+}
+# Tensors that are several modules: what follows the name of each, and how many kernels it has.
+SPLIT_TENSORS = {
+    ".linear_attn.in_proj": (("_qkv", 3), ("_z", 1), ("_b", 1), ("_a", 1)),
+    ".self_attn": ((".q_proj", 1), (".k_proj", 1), (".v_proj", 1)),
 }
 
 
@@ -92,8 +126,33 @@ def tensor_mappings(
         if name.rpartition(".")[0] not in stored:
             for pattern, replacement in MODULE_RENAMES.get(family.model_type, ()):
                 name = re.sub(pattern, replacement, name)
-        mappings.append(mapping._replace(hf_name=name))
+        for part in _split(mapping._replace(hf_name=name)):
+            names = SHARED_TABLES.get(part.hf_name, (part.hf_name,))
+            mappings += [part._replace(hf_name=each) for each in names]
     return mappings
+
+
+def _split(mapping: TensorMapping) -> Iterator[TensorMapping]:
+    """The mapping of each module that has a part of the tensor."""
+    module, first = mapping.hf_name.removesuffix(".weight"), 0
+    parts = next((x for end, x in SPLIT_TENSORS.items() if module.endswith(end)), None)
+    if parts is None:
+        yield mapping
+    for ending, count in parts or ():
+        kernels = slice(first, first + count)
+        shapes, first = mapping.slice_shapes[kernels], first + count
+        yield TensorMapping(
+            hf_name=f"{module}{ending}.weight",
+            hf_shape=mapping.transform.hf_shape(shapes),
+            slices=mapping.slices[kernels],
+            slice_shapes=shapes,
+            transform=mapping.transform,
+        )
+
+
+def type_of(config: c.TransformerConfig) -> str:
+    """The model_type of the Hugging Face model."""
+    return choose_family(replace(config, adapter=None), {})[0].model_type
 
 
 def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:

@@ -37,7 +37,6 @@ from jaxformer.layers.runtime import target_name
 # Fields of adapter_config.json that change the outputs, unless null or of these values.
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "target_parameters": ([],),
     "trainable_token_indices": ([],),
     "layer_replication": ([],),
     "use_qalora": (False,),
@@ -106,6 +105,7 @@ def load_adapter(
         arrays[HEAD_PATH] = arrays[EMBEDDING_PATH].T
     modules = {m.name: m for m in adaptable_modules(base, mappings, layout)}
     _check_names(path, tensors, mappings, modules)
+    _check_copies(path, tensors, mappings)
     _replace_whole(path, mappings, whole, arrays)
     check_parameters(base, unflatten_dict(arrays, sep="/"))
     by_module = _group_by_module(path, tensors)
@@ -128,6 +128,9 @@ def _read_settings(folder: Path) -> ConfigReader:
     settings = ConfigReader(read_json(path))
     if settings.get("peft_type") != "LORA":
         raise ValueError(f"{path} has peft_type {settings.get('peft_type')!r}; it must be LORA.")
+    parameters = settings.get("target_parameters") or []
+    if not all(str(name).endswith(".weight") for name in parameters):  # else matrices of modules
+        settings.require_value("target_parameters", [])
     for name, neutral in WITHOUT_EFFECT.items():
         settings.require_value(name, *neutral)
     settings.check(str(path), unread=False, hint=MERGE_HINT)
@@ -205,6 +208,24 @@ def _check_names(
             f"{path} has {listed}, which is no adapter of this model; its "
             f"modules are {module_names}. Is it of another base model?"
         )
+
+
+def _check_copies(
+    path: Path, tensors: Mapping[str, np.ndarray], mappings: list[TensorMapping]
+) -> None:
+    """Raise unless modules of encoder and decoder that read one table change it alike."""
+    tables = [x.hf_name.rpartition(".")[0] for x in mappings if x.slices[0].path == EMBEDDING_PATH]
+    first, *others = (
+        {name.removeprefix(table): x for name, x in tensors.items() if _module_name(name) == table}
+        for table in tables
+    )
+    for parts in others:
+        if parts.keys() != first.keys() or any(
+            not np.array_equal(first[x], parts[x]) for x in parts
+        ):
+            raise ValueError(
+                f"{path} changes {' and '.join(tables)} differently, which are one table here."
+            )
 
 
 def _replace_whole(

@@ -16,11 +16,14 @@ from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMap
 from jaxformer.interop.peft.modules import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    NAMES_OF_EXPERTS,
+    NOT_ADAPTED,
     PREFIX,
     ModuleAdapter,
     adaptable_modules,
     is_conv1d,
     tensor_mappings,
+    type_of,
 )
 from jaxformer.interop.save import atomic_folder, check_output_folder
 from jaxformer.interop.tensor_checks import check_finite
@@ -46,7 +49,8 @@ def save_adapter(
 
     A tensor that holds several of our kernels (a fused query, key and value) gets the adapters of
     all as one of the sum of their ranks. Parameters that `LoRA.trained` names are saved whole, as
-    PEFT's modules_to_save.
+    PEFT's modules_to_save. Modules whose names PEFT takes for experts (``gate_proj`` of DeepSeek's
+    dense layers) are its target_parameters, which have no dropout.
 
     Args:
         folder: Output folder; it must be absent or empty, unless `overwrite` is True.
@@ -86,6 +90,7 @@ def write_adapter(
         raise ValueError(f"PEFT has no form of the adapters {', '.join(missing)}; {MERGE}")
     tensors = _whole_tensors(config, mappings, arrays, {m.name for m in modules})
     whole_modules = sorted({name.rpartition(".")[0] for name in tensors})
+    by_weight = _targeted_by_weight(config, modules)
     for module in modules:
         tensors |= _module_tensors(module, arrays)
     entries = [
@@ -99,7 +104,9 @@ def write_adapter(
         **_settings(lora, modules, arrays),
         "task_type": "SEQ_2_SEQ_LM" if config.topology.is_encoder_decoder else "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "target_modules": _short_names(modules, mappings),
+        "lora_dropout": 0.0 if by_weight else lora.dropout,
+        "target_modules": _short_names([m for m in modules if m not in by_weight], mappings),
+        "target_parameters": [f"{module.name}.weight" for module in by_weight] or None,
         "modules_to_save": whole_modules or None,
     }
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
@@ -116,7 +123,6 @@ def _settings(
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "rank_pattern": ranks,
@@ -128,6 +134,25 @@ def _settings(
         "fan_in_fan_out": any(is_conv1d(module) for module in modules),
         "inference_mode": True,
     }
+
+
+def _targeted_by_weight(
+    config: c.TransformerConfig, modules: list[ModuleAdapter]
+) -> list[ModuleAdapter]:
+    """Modules that PEFT would take for experts by their names: their weights are its targets."""
+    names, refused = (x.get(type_of(config), ()) for x in (NAMES_OF_EXPERTS, NOT_ADAPTED))
+    if not_adapted := [m.name for m in modules if m.name.rpartition(".")[2] in refused]:
+        raise ValueError(
+            f"PEFT adapts no {', '.join(refused)} of {type_of(config)} models; got adapters of "
+            f"{not_adapted[0]}. Choose other LoRA.targets, or {MERGE}"
+        )
+    found = [module for module in modules if module.name.rpartition(".")[2] in names]
+    if found and config.adapter is not None and config.adapter.dora:
+        raise ValueError(
+            f"PEFT takes the targets {', '.join(names)} of this model for experts, and adapts the "
+            f"weights of {found[0].name} and {len(found) - 1} more modules without DoRA; {MERGE}"
+        )
+    return found
 
 
 def _whole_tensors(

@@ -13,6 +13,7 @@ from jaxformer.layers.attention.multi_head import HeadKernel
 from jaxformer.layers.cache import NO_STATE, LayerState, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.runtime import apply_dropout
 
 PER_HEAD_AXES = "features -> heads features"
 
@@ -88,16 +89,21 @@ class LatentAttention(AttentionModule):
     ) -> Float[Array, "*batch T N Hv"]:
         """Attend with keys and values expanded from the latents."""
         latent, rotary_key = (y.squeeze(-2) for y in kv)
-        key, value = self.key(query.dtype), self.value(query.dtype)
-        return self.attend(query, *F.expand_latent(latent, rotary_key, key, value), inputs)
+        to_key, to_value = self.key(query.dtype), self.value(query.dtype)
+        key, value = F.expand_latent(latent, rotary_key, to_key.kernel, to_value.kernel)
+        if (lora := self.runtime.adapter) is not None:
+            latent = apply_dropout(self, latent, lora.dropout)
+        key, value = to_key.add_update(key, latent), to_value.add_update(value, latent)
+        return self.attend(query, key, value, inputs)
 
     def attend_absorbed(
         self, query: Float[Array, "*batch T N Q"], kv: LatentCache, inputs: AttentionInputs
     ) -> Float[Array, "*batch T N Hv"]:
         """Attend to the latents directly, with the key kernel absorbed into the query."""
-        query = F.absorb_query(query, self.key(query.dtype))
+        key, value = (x(query.dtype).merged() for x in (self.key, self.value))
+        query = F.absorb_query(query, key)
         latent_mean = self.attend(query, jnp.concatenate(kv, axis=-1), kv.latent, inputs)
-        return F.up_project_values(latent_mean, self.value(query.dtype))
+        return F.up_project_values(latent_mean, value)
 
     def attend(
         self,

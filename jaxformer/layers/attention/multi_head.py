@@ -1,5 +1,6 @@
 """Multi-head attention module, for self-attention and cross-attention."""
 
+import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxformer.layers.attention.core import (
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import NO_STATE, LayerState, update_cache
+from jaxformer.layers.lora import AdaptedKernel, adapt_kernel
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import initializer, sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
@@ -35,11 +37,16 @@ class HeadKernel(nn.Module):
     logical_axes: str = "model -> heads features"
 
     @nn.compact
-    def __call__(self, dtype: DTypeLike = jnp.float32) -> Float[Array, "D N H"]:
-        init_fn = initializer(self.kernel_init)
-        return sharded_parameter(
-            self, "kernel", init_fn, self.shape, self.logical_axes, dtype=dtype
+    def __call__(self, dtype: DTypeLike = jnp.float32) -> AdaptedKernel:
+        init_fn, (inputs, *outputs) = initializer(self.kernel_init), self.shape
+        options: Any = dict(dtype=dtype, adaptable=True)
+        kernel = sharded_parameter(
+            self, "kernel", init_fn, self.shape, self.logical_axes, **options
         )
+        lora = self.runtime.lora_of(self.path)
+        if lora is None or not lora.fits(inputs, math.prod(outputs)):
+            return AdaptedKernel(kernel)
+        return adapt_kernel(self, lora, kernel, self.shape, self.logical_axes)
 
 
 class GroupedHeadsAttention(AttentionModule):
@@ -197,7 +204,7 @@ class MultiHeadAttention(GroupedHeadsAttention):
         scale = self.attention.scale
         distance_bias = F.transformer_xl_bias(
             add_head_bias(self.position_bias),
-            self.relative(),
+            self.relative().merged(),
             queries,
             keys,
             base=option.base,

@@ -7,14 +7,24 @@ import torch
 import transformers
 from torch import nn
 
-from tests.interop.references import specs_from_2023, specs_to_2022
+from tests.interop.references import (
+    specs_from_2023,
+    specs_of_coverage,
+    specs_of_coverage_2,
+    specs_to_2022,
+)
 from tests.interop.references import torch_models as written
 from tests.interop.references.specs_to_2022 import V
 
 STEPS_PER_UNIT = (
     64  # parameters are whole numbers up to 127 over 64, exact in float16 and bfloat16 too
 )
-SPECS = specs_to_2022.SPECS | specs_from_2023.SPECS
+SPECS = (
+    specs_to_2022.SPECS
+    | specs_from_2023.SPECS
+    | specs_of_coverage.SPECS
+    | specs_of_coverage_2.SPECS
+)
 TORCH_MODELS = {
     "ref_transformer2017": written.Transformer2017,
     "lamda_like": written.LamdaLike,
@@ -24,7 +34,13 @@ TORCH_MODELS = {
     "ref_baichuan2_13b": written.Baichuan2,
 }
 NAMES = (*SPECS, *TORCH_MODELS)
-GAIN_FROM_ZERO = ("gemma2", "gemma3_text", "nemotron", "vaultgemma")  # scales are 1 + weight
+GAIN_FROM_ZERO = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "nemotron",
+    "vaultgemma",
+)  # scales are 1 + weight
 UNSCALED_ATTENTION = (
     "t5",
     "mt5",
@@ -55,7 +71,7 @@ def randomise(model, seed):
         path, _, leaf = name.rpartition(".")
         # DBRX has its attention in a module of this name.
         norm = any(word in path.replace("norm_attn_norm", "") for word in ("norm", "ln_"))
-        if "embed_positions" in path and model.config.model_type in ("marian", "fsmt"):
+        if "embed_positions" in path and model.config.model_type in ("marian", "fsmt", "pegasus"):
             continue
         if (norm and leaf in ("weight", "scale")) or (path.endswith(".router") and "scale" in leaf):
             noise = 0.2 * noise + centre
@@ -98,7 +114,7 @@ def add_special_tensors(name, model, seed):
         shape = model.lm_head.weight.shape
         head = torch.randn(shape, generator=generator) * (1.2 / math.sqrt(shape[-1]))
         model.lm_head.weight = nn.Parameter(round_to_steps(head))
-    if name == "marian":
+    if name in ("marian", "pegasus"):
         for stack in (model.model.encoder, model.model.decoder):
             stack.embed_positions.weight.data = stack.embed_positions.create_weight()
         bias = torch.randn(model.final_logits_bias.shape, generator=generator)

@@ -8,7 +8,8 @@ import pytest
 from jaxformer import Transformer, costs
 from jaxformer import functional as F
 from jaxformer.config import Latent as Choice
-from jaxformer.config import MultiHead, OutputGate, RMSNorm, Rope, SharedKV
+from jaxformer.config import LoRA, MultiHead, OutputGate, RMSNorm, Rope, SharedKV
+from jaxformer.config.attention.layer_sizes import LatentCache
 from jaxformer.layers import AttentionInputs, RuntimeConfig, empty_cache
 from jaxformer.layers.attention.latent import LatentAttention
 
@@ -87,6 +88,35 @@ def test_latent_attention_by_hand(choice, config, randomise, normal):
     params = randomise(module, x, guide)
     actual, _ = jax.jit(module.apply)({"params": params}, x, guide)
     np.testing.assert_allclose(actual, by_hand(choice, params, x), atol=3e-5)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapted_keys_and_values_are_the_kernels_with_their_updates(
+    dora, config, randomise, normal
+):
+    """In float64; a new token of a cache, which absorbs the kernels, has the same."""
+    choice = replace(CHOICE, positions=(None,))
+    lora = LoRA(rank=2, alpha=3.0, targets=("key", "value"), dora=dora)
+    module = LatentAttention(config(), choice, RuntimeConfig(adapter=lora))
+    x, at = normal(B, T, D), jnp.arange(T)
+    guide = AttentionInputs(F.causal_mask(at, at))
+    params = randomise(module, x, guide)
+    merged = dict(params)
+    for name in ("key", "value"):
+        part = {key: np.asarray(y, np.float64) for key, y in params[name].items()}
+        kernel = part["kernel"] + 3 / 2 * np.einsum("cr,rnh->cnh", part["lora_a"], part["lora_b"])
+        if dora:
+            kernel *= part["lora_magnitude"] / np.sqrt(np.square(kernel).sum(axis=0))
+        assert np.abs(kernel - part["kernel"]).max() > 0.1
+        merged[name] = {"kernel": kernel}
+    actual, _ = jax.jit(module.apply)({"params": params}, x, guide)
+    np.testing.assert_allclose(actual, by_hand(choice, merged, x), atol=3e-5)
+    query, kv = normal(B, T, N, P + R), LatentCache(normal(B, T, 1, C), normal(B, T, 1, R))
+    expanded, absorbed = (
+        module.apply({"params": params}, query, kv, guide, method=f"attend_{form}")
+        for form in ("expanded", "absorbed")
+    )
+    np.testing.assert_allclose(absorbed, expanded, atol=3e-5)
 
 
 def products(config, length, **arguments):

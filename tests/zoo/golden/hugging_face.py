@@ -71,6 +71,47 @@ CONFIGS = {
     "t5-small": t.T5Config(),
     "t5-11b": t.T5Config(d_model=1024, d_kv=128, d_ff=65_536, num_layers=24, num_heads=128),
     "gpt-j-6b": t.GPTJConfig(),
+    "gpt-neo-1.3b": t.GPTNeoConfig(),
+    "gpt-neo-2.7b": t.GPTNeoConfig(
+        hidden_size=2560, num_layers=32, num_heads=20, attention_types=[[["global", "local"], 16]]
+    ),
+    "codegen-350m": t.CodeGenConfig(
+        vocab_size=51_200, n_embd=1024, n_layer=20, n_head=16, rotary_dim=32
+    ),
+    "codegen-2b": t.CodeGenConfig(vocab_size=51_200, n_embd=2560, n_layer=32, n_head=32),
+    "codegen-6b": t.CodeGenConfig(vocab_size=51_200, n_layer=33),
+    "santacoder": t.GPTBigCodeConfig(
+        vocab_size=49_280, n_positions=2048, n_embd=2048, n_layer=24, n_head=16
+    ),
+    "starcoder": t.GPTBigCodeConfig(
+        vocab_size=49_152,
+        n_positions=8192,
+        n_embd=6144,
+        n_layer=40,
+        n_head=48,
+        activation_function="gelu",
+    ),
+    "mpt-7b": t.MptConfig(vocab_size=50_432, d_model=4096, n_heads=32, n_layers=32),
+    "mpt-30b": t.MptConfig(vocab_size=50_432, d_model=7168, n_heads=64, n_layers=48),
+    "xglm-564m": t.XGLMConfig(),
+    "xglm-7.5b": t.XGLMConfig(d_model=4096, ffn_dim=16_384, num_layers=32, attention_heads=32),
+    "m2m-100-418m": t.M2M100Config(),
+    "nllb-200-600m": t.M2M100Config(vocab_size=256_206),
+    "nllb-200-3.3b": t.M2M100Config(
+        vocab_size=256_206,
+        d_model=2048,
+        encoder_layers=24,
+        decoder_layers=24,
+        encoder_ffn_dim=8192,
+        decoder_ffn_dim=8192,
+    ),
+    "pegasus-large": t.PegasusConfig(
+        vocab_size=96_103,
+        encoder_layers=16,
+        decoder_layers=16,
+        activation_function="relu",
+        scale_embedding=True,
+    ),
     "gpt-neox-20b": t.GPTNeoXConfig(hidden_act="gelu_fast"),
     "pythia-6.9b": t.GPTNeoXConfig(**size(4096, 32, 32, hidden=16_384)),
     "bloom-176b": t.BloomConfig(vocab_size=250_880, hidden_size=14_336, n_layer=70, n_head=112),
@@ -112,6 +153,8 @@ CONFIGS = {
     "olmo-7b": t.OlmoConfig(),
     "olmo-1b": t.OlmoConfig(**size(2048, 16, 16, hidden=8192), tie_word_embeddings=True),
     "olmo-2-7b": t.Olmo2Config(vocab_size=100_352, rms_norm_eps=1e-6, rope_parameters=rope(5e5)),
+    "gemma-2b": t.GemmaConfig(**size(2048, 18, 8, 1, 16_384)),
+    "gemma-7b": t.GemmaConfig(),
     "gemma-2-2b": t.Gemma2Config(),
     "gemma-2-27b": t.Gemma2Config(
         **size(4608, 46, 32, 16, 36_864), head_dim=128, query_pre_attn_scalar=144
@@ -164,6 +207,20 @@ CONFIGS = {
         **size(1024, 28, 16, 8, 3072), tie_word_embeddings=True, rope_parameters=rope(1e6)
     ),
     "phi-3-mini": t.Phi3Config(sliding_window=2047),
+    "phi-1.5": t.PhiConfig(),
+    "phi-2": t.PhiConfig(
+        **size(2560, 32, 32, hidden=10_240), rope_parameters=rope(1e4, partial_rotary_factor=0.4)
+    ),
+    "starcoder2-3b": t.Starcoder2Config(
+        sliding_window=4096, rope_parameters=rope(999_999.4420358813)
+    ),
+    "starcoder2-15b": t.Starcoder2Config(
+        **size(6144, 40, 48, 4, 24_576),
+        sliding_window=4096,
+        tie_word_embeddings=False,
+        rope_parameters=rope(1e5),
+    ),
+    "exaone-3.0-7.8b": t.ExaoneConfig(),
     "phi-4": t.Phi3Config(
         **size(5120, 40, 40, 10, 17_920),
         vocab_size=100_352,
