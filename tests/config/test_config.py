@@ -761,6 +761,7 @@ OTHERS = [
         feed_forward=(
             c.ClampedGEGLU(hidden_dim=3, limit=2.0, alpha=1.5, bias=False),
             c.GLU(hidden_dim=3, bias=True),
+            c.XIELU(hidden_dim=3, beta=0.25, bias=True),
             c.MoE(
                 expert=c.MLP(hidden_dim=3),
                 num_experts=4,
