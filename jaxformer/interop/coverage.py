@@ -71,11 +71,18 @@ def with_images() -> list[Coverage]:
     return [row if row.is_read else row._replace(lacks=_why(row.text_type)) for row in rows]
 
 
+def text_type(kind: Any) -> str | None:
+    """The type that the text part of a model that also reads images usually has, if it is known."""
+    return next((row.text_type for row in with_images() if row.model_type == kind), None)
+
+
 def explain(values: Mapping[str, Any]) -> str:
     """Why a config.json is not read, with what its model lacks here if that is known."""
     kind, lacking = values.get("model_type"), lacking_options()
     text_types = (values[name].get("model_type") for name in described_parts(values))
     lacks = next((lacking[x] for x in (kind, *text_types) if x in lacking), None)
+    if not described_parts(values) and text_type(kind) is not None:
+        lacks = lacks or "text_config, the object that describes its text model"
     needs = "" if lacks is None else f": it needs {lacks}"
     return f"model_type {kind!r} is not supported{needs}; `{COMMAND}` lists all types."
 

@@ -8,20 +8,11 @@ from typing import Any
 import numpy as np
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import (
-    ConfigField,
-    Field,
-    Options,
-    Unused,
-    nested,
-    read_options,
-    with_options,
-)
+from jaxformer.interop.config_fields import ConfigField, Field, nested, read_options, with_options
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
 FURTHER_LAYER_FIELDS = "num_nextn_predict_layers", "num_mtp_layers"  # 1 by default
-OLD_AND_NEW_PREFIX = (r"^language_model\.", ""), (r"^model\.language_model\.", "model.")
 INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # RoPE frequencies in many checkpoints
 
 
@@ -139,53 +130,3 @@ class Family:
             if num_layers <= int(layer[1]) < num_layers + further:
                 return True
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """The text model of a model that also reads images, which is written alone.
-
-    Attributes:
-        text: The family of the text model.
-        tied: Function from the whole config.json, and whether the text model's head is tied, to
-            whether the head is.
-    """
-
-    text: Family
-    tied: Callable[[ConfigReader, bool], bool]
-
-    def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The options of the text model."""
-        options = read_options(reader.part("text_config"), self.text.fields)
-        tied = self.tied(reader, options.get("head.tied", self.text.template.head.tied))
-        return {**options, "head.tied": tied, "model_type": self.text.model_type}
-
-    def write(self, model: c.TransformerConfig) -> None:
-        """None: the family of the text model writes it."""
-
-
-def with_images(
-    text: Family,
-    tied: Callable[[ConfigReader, bool], bool],
-    *,
-    unused: tuple[str, ...],
-    modules: str,
-    key_renames: tuple[tuple[str, str], ...] = ((r"^model\.language_model\.", "model."),),
-) -> Family:
-    """The family of models that also read images: the text model is read, and written alone.
-
-    Args:
-        text: The family of the text model.
-        tied: As in `TextPart`.
-        unused: Fields of the other modules.
-        modules: Pattern of the names of their tensors.
-        key_renames: As in `Family`.
-    """
-    return replace(
-        text,
-        model_type=text.model_type.removesuffix("_text"),
-        architecture=text.architecture.replace("CausalLM", "ConditionalGeneration"),
-        fields=(Unused(*unused), TextPart(text, tied)),
-        ignored_tensors=(*text.ignored_tensors, modules),
-        key_renames=key_renames,
-    )

@@ -202,7 +202,7 @@ def find_family(values: Mapping[str, Any], where: Path) -> Family:
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
     try:
-        family = text_family(values, FAMILIES)
+        family = text_family(values, FAMILIES, coverage.text_type(kind))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     if family is None:

@@ -129,12 +129,15 @@ def described_parts(values: Mapping[str, Any]) -> list[str]:
     return [name for name in SECTIONS if isinstance(values.get(name), dict)]
 
 
-def text_family(values: Mapping[str, Any], families: Mapping[str, Family]) -> Family | None:
+def text_family(
+    values: Mapping[str, Any], families: Mapping[str, Family], usual_type: str | None
+) -> Family | None:
     """The family of the text part of a config.json; None if there is none that is read.
 
     Args:
         values: The config.json.
         families: All families by type.
+        usual_type: Type of the text part where the file does not say it.
 
     Returns:
         A family that reads the text part and leaves all other tensors out.
@@ -143,11 +146,13 @@ def text_family(values: Mapping[str, Any], families: Mapping[str, Family]) -> Fa
         ValueError: The file describes two text parts.
     """
     kind = str(values.get("model_type"))
-    found = described_parts(values)
-    if len(found) > 1:
-        raise ValueError(f"the file describes two text models, as {' and '.join(found)}.")
-    section = found[0] if found else None
-    text_type = str(values[section].get("model_type")) if section else FLAT.get(kind, "")
+    sections = described_parts(values)
+    if len(sections) > 1:
+        raise ValueError(f"the file describes two text models, as {' and '.join(sections)}.")
+    section = sections[0] if sections else None
+    text_type = FLAT.get(kind, "")
+    if section is not None:
+        text_type = str(values[section].get("model_type", usual_type))
     text = families.get(ALIASES.get(text_type, text_type))
     if text is None:
         return None

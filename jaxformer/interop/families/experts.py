@@ -250,8 +250,8 @@ class SharedExperts:
         if not count:
             return {"shared": None}
         names = {"activation": "expert.activation", "bias": "bias"}
-        given = {ours: options[path] for ours, path in names.items() if path in options}
-        expert = c.GLU(hidden_dim=count * options["expert.hidden_dim"], **given)
+        expert_options = {ours: options[path] for ours, path in names.items() if path in options}
+        expert = c.GLU(hidden_dim=count * options["expert.hidden_dim"], **expert_options)
         return {"shared": c.SharedExpert(expert=expert)}
 
     def write(self, model: c.MoE) -> Options | None:

@@ -25,7 +25,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.ropes import RopeByLayerType
 from jaxformer.interop.families.windows import Windows, all_but_every
-from jaxformer.interop.family import OLD_AND_NEW_PREFIX, Family, with_images
+from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
 from jaxformer.interop.rope_config import RopeField
@@ -141,14 +141,4 @@ FAMILIES = (
         template=replace(GEMMA2.template, norm_placement="pre"),
     ),
     GEMMA3,
-    with_images(
-        GEMMA3,
-        lambda reader, tied: reader.boolean("tie_word_embeddings", True) and tied,
-        unused=(
-            *("vision_config", "mm_tokens_per_image", "image_token_index"),
-            *("boi_token_index", "eoi_token_index"),
-        ),
-        modules=r"(model\.)?(vision_tower|multi_modal_projector)\..*",
-        key_renames=OLD_AND_NEW_PREFIX,
-    ),
 )

@@ -31,7 +31,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.experts import SHARED, stacked_rules
 from jaxformer.interop.families.ropes import RopeByLayerType
 from jaxformer.interop.families.windows import Rule, WindowsWithSize, all_but_every
-from jaxformer.interop.family import OLD_AND_NEW_PREFIX, Family, with_images
+from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import (
     MappingRule,
@@ -345,15 +345,5 @@ FAMILIES = (
             *(*FIELDS, Gemma4Windows(1024), Gemma4Ropes(max_length=262_144)),
             *(DenseNetwork(), FullHeads()),
         ),
-    ),
-    with_images(
-        TEXT,
-        lambda reader, tied: tied,
-        unused=(
-            *("vision_config", "audio_config", "vision_soft_tokens_per_image"),
-            *("eoa_token_index", "tie_word_embeddings"),
-        ),
-        modules=r"(model\.)?(vision_tower|embed_vision|audio_tower|embed_audio)\..*",
-        key_renames=OLD_AND_NEW_PREFIX,
     ),
 )

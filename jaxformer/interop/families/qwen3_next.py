@@ -25,7 +25,7 @@ from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.mixers import Kind, Mixer, MixerOrWindows, linear_attention, of_kind
 from jaxformer.interop.families.ropes import RopeOfWindows
-from jaxformer.interop.family import INV_FREQ_PATTERNS, Family, with_images
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
     MappingRule,
     decoder_mapping,
@@ -134,8 +134,8 @@ def delta_net(key_heads: int = 16, heads: int = 32) -> Kind:
 
 def lara_word(layer: int) -> str:
     """The kind of a layer of Lara."""
-    others = {1: "sliding_attention", 3: "full_attention", 4: "sliding_attention"}
-    return others.get(layer % 5, "linear_attention")
+    words = {1: "sliding_attention", 3: "full_attention", 4: "sliding_attention"}
+    return words.get(layer % 5, "linear_attention")
 
 
 NORM = c.RMSNorm(scale_offset=1.0)
@@ -235,14 +235,5 @@ FAMILIES = (
             *e.stacked_rules(*STACKED),
         ),
         attention_types=(c.LinearAttention, c.MultiHead),
-    ),
-    *(
-        with_images(
-            text,
-            lambda reader, tied: reader.boolean("tie_word_embeddings", False) or tied,
-            unused=("vision_config", "language_model_only"),
-            modules=r"model\.visual\..*",
-        )
-        for text in QWEN_3_5
     ),
 )
