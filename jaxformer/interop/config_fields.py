@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
@@ -28,6 +28,7 @@ PARSERS: Mapping[type, Callable[[ConfigReader, str, Any], Any]] = {
 }
 
 
+@runtime_checkable
 class ConfigField(Protocol):
     """A field of config.json, or a few that belong together."""
 

@@ -65,7 +65,8 @@ def test_a_change_sees_the_option_that_the_fields_have_set():
         def write(self, model):
             return {}
 
-    family = Family("tiny", "Tiny", MODEL, (f.Field("n", "attention.num_heads"), Twice()), ())
+    fields = (f.Field("n", "attention.num_heads"), Twice())
+    family = Family("tiny", "Tiny", MODEL, fields, decoder_mapping())
     config = family.read(ConfigReader({"n": 3}))
     assert [type(x).__name__ for x in config.attention] == ["MultiHead", "NoAttention"]
     assert config.attention[0].num_heads == 3

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxformer import config as c
 from jaxformer.interop.config_fields import (
@@ -149,6 +149,7 @@ EXPERT_ATTRIBUTES = (
 ).split()
 
 
+@runtime_checkable
 class SparseLayers(Protocol):
     """The fields that say which layers have experts."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxformer import config as c
 from jaxformer.interop.config_fields import (
@@ -24,6 +24,7 @@ def linear_attention(**options: Any) -> c.LinearAttention:
     return c.LinearAttention(**{**sizes, **options})
 
 
+@runtime_checkable
 class KindFields(Protocol):
     """The fields of an attention kind, of which a model has one."""
 
@@ -83,6 +84,7 @@ class Everywhere:
         return self.kind.write(model, model.attention) if is_same else None
 
 
+@runtime_checkable
 class LayerTypes(Protocol):
     """The field that says which layers have attention, and not the mixer."""
 
