@@ -12,10 +12,11 @@ from flax.traverse_util import unflatten_dict
 
 from jaxformer import config as c
 from jaxformer.interop.transforms import (
-    Flatten,
-    Fused,
-    Identity,
-    LinearKernel,
+    FLAT,
+    LINEAR,
+    LINEAR_OF_HEADS,
+    SAME,
+    Rearrange,
     Scaled,
     Shape,
     Transform,
@@ -24,8 +25,6 @@ from jaxformer.layers.layouts import layout_of, segments_of
 
 EMBEDDING_PATH = "embedding/tokens/embedding"
 HEAD_PATH = "head/kernel"
-LINEAR_KERNEL = LinearKernel()
-FUSED_KERNELS, FUSED_BIASES = Fused(), Fused(part=Flatten())
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,8 @@ class MappingRule:
     Attributes:
         hf_name: Name of the tensor, with "{layer}", "{next_layer}" and "{expert}" for the indices.
         params: Paths of the parameters, relative to the layer in rules of a stack.
-        transform: Conversion of the values, or a function that gives it for a configuration.
+        transform: Pattern of the axes, or another conversion of the values, or a function that
+            gives it for a configuration.
         condition: Whether the rule applies to a model; None is all models with its parameters.
         kind: Attention kind of the layers that the rule applies to; None is all layers.
         last_hf_name: Name of the tensor of the last layer, if it is another.
@@ -46,7 +46,7 @@ class MappingRule:
 
     hf_name: str
     params: str | tuple[str, ...]
-    transform: Transform | Callable[[c.TransformerConfig], Transform] = Identity()
+    transform: str | Transform | Callable[[c.TransformerConfig], Transform] = SAME
     condition: Callable[[c.TransformerConfig], bool] | None = None
     kind: type | None = None
     last_hf_name: str | None = None
@@ -65,7 +65,10 @@ class MappingRule:
     def transform_for(self, config: c.TransformerConfig) -> Transform:
         """The transform of a configuration."""
         transform = self.transform
-        transform = transform if isinstance(transform, Transform) else transform(config)
+        if isinstance(transform, str):
+            transform = Rearrange(transform)
+        elif not isinstance(transform, Transform):
+            transform = transform(config)
         return transform if self.factors is None else Scaled(part=transform, factors=self.factors)
 
 
@@ -174,10 +177,10 @@ def unmapped_params(
 
 def linear_rules(hf_name: str, param: str, *, input_axes: int = 1) -> tuple[MappingRule, ...]:
     """Mapping rules of a torch Linear: weight, and bias if it has one."""
-    kernel = LinearKernel(input_axes=input_axes)
+    kernel = LINEAR if input_axes == 1 else LINEAR_OF_HEADS
     return (
         MappingRule(f"{hf_name}.weight", f"{param}/kernel", kernel),
-        MappingRule(f"{hf_name}.bias", f"{param}/bias", Flatten()),
+        MappingRule(f"{hf_name}.bias", f"{param}/bias", FLAT),
     )
 
 
@@ -214,8 +217,8 @@ def fused_rules(
     hf_name: str,
     branch: str,
     names: Iterable[str],
-    kernels: Transform = FUSED_KERNELS,
-    biases: Transform = FUSED_BIASES,
+    kernels: str | Transform = LINEAR,
+    biases: str | Transform = FLAT,
 ) -> tuple[MappingRule, ...]:
     """Mapping rules of linear layers of a branch whose weights are one tensor, as their biases."""
     return tuple(
@@ -246,10 +249,7 @@ def qk_norm_rules(
 
 
 def top_level_rules(
-    embedding: str,
-    norm: str | None = None,
-    head: str = "lm_head",
-    head_kernel: Transform = LINEAR_KERNEL,
+    embedding: str, norm: str | None = None, head: str = "lm_head", head_kernel: str = LINEAR
 ) -> tuple[MappingRule, ...]:
     """Mapping rules of the token embedding, the final norm if there is one, and the head."""
     return (

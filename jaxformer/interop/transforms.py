@@ -5,13 +5,16 @@ parameters (as views if possible), and joins parameters into the tensor.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 Shape = tuple[int, ...]
+TERM = re.compile(r"\([^)]*\)|\S+")  # an axis of a pattern
 
 
 @runtime_checkable
@@ -31,18 +34,155 @@ class Transform(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """The tensor equals the parameter."""
+class _Axes(NamedTuple):
+    """How one parameter lies in the tensor.
+
+    Attributes:
+        split: Sizes of the parameter's axes, after those of groups are split.
+        order: The tensor's order of these axes.
+        joined: Sizes of the tensor's axes; one that is concatenated is two, the other and itself.
+    """
+
+    split: Shape
+    order: tuple[int, ...]
+    joined: Shape
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """Axes in another order, joined, split or concatenated, as a pattern says.
+
+    The pattern names the axes of a parameter, and after an arrow those of the tensor:
+
+    - `d n h -> (n h) d`: one axis of the tensor is `n` and `h`;
+    - `*o`: any number of axes;
+    - `1`: an axis of size 1;
+    - `d o -> (+o) d`: the parameters are concatenated along `o`;
+    - `d o -> (o +) d`: they are interleaved, one number of each after another;
+    - `d (g r) h -> (g +r h) d`: they are concatenated in each of `g` groups.
+
+    Attributes:
+        pattern: The pattern.
+        groups: Size of `g`; None is the largest that divides the axes of all parameters.
+    """
+
+    pattern: str
+    groups: int | None = None
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        return params[0]
+        at, axes = _axes(self.pattern, self.groups, tuple(params))
+        joined = axes[0].joined
+        if at is None:
+            return joined
+        total = sum(each.joined[at] for each in axes)
+        return *joined[: at - 1], joined[at - 1] * total, *joined[at + 1 :]
 
     def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return [hf_tensor]
+        at, axes = _axes(self.pattern, self.groups, tuple(params))
+        parts = [hf_tensor]
+        if at is not None:
+            joined = axes[0].joined
+            ends = np.cumsum([each.joined[at] for each in axes])
+            whole = hf_tensor.reshape(*joined[:at], ends[-1], *joined[at + 1 :])
+            parts = np.split(whole, ends[:-1], axis=at)
+        return [
+            part.reshape([each.split[i] for i in each.order])
+            .transpose(np.argsort(each.order))
+            .reshape(shape)
+            for part, each, shape in zip(parts, axes, params, strict=True)
+        ]
 
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return params[0]
+        shapes = tuple(x.shape for x in params)
+        at, axes = _axes(self.pattern, self.groups, shapes)
+        parts = [
+            x.reshape(each.split).transpose(each.order).reshape(each.joined)
+            for x, each in zip(params, axes, strict=True)
+        ]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=at)
+        return whole.reshape(self.hf_shape(shapes))
+
+    def of_outputs(self, num_inputs: int) -> "Rearrange | None":
+        """The pattern of [rank, outputs] for kernels of this one; None if these are no matrices.
+
+        Args:
+            num_inputs: Number of the kernel's axes that are its inputs.
+        """
+        ours, theirs = (TERM.findall(side) for side in self.pattern.split(" -> "))
+        inputs = " ".join(ours[:num_inputs])
+        outputs = [term for term in theirs if term not in (inputs, f"({inputs})")]
+        if len(theirs) != 2 or len(outputs) != 1:
+            return None
+        of_ours = " ".join(ours[num_inputs:])
+        return replace(self, pattern=f"rank {of_ours} -> {outputs[0]} rank")
+
+
+@lru_cache(maxsize=4096)
+def _axes(
+    pattern: str, groups: int | None, params: tuple[Shape, ...]
+) -> tuple[int | None, list[_Axes]]:
+    """Index of the concatenated axis in `joined`, and the axes of each parameter."""
+    ours, theirs = (TERM.findall(side) for side in pattern.split(" -> "))
+    at: int | None = None
+    axes = []
+    for shape in params:
+        sizes = _sizes(ours, shape, params, groups)
+        ends = np.cumsum([len(size) for size in sizes.values()])
+        places = {
+            name: range(end - len(sizes[name]), end)
+            for name, end in zip(sizes, ends.tolist(), strict=True)
+        }
+        order: list[int] = []
+        joined: list[int] = []
+        for term in theirs:
+            names = term.strip("()").replace("+", " + ").split()
+            order += [i for name in names for i in places.get(name, ())]
+            if term.startswith("*"):
+                joined += sizes[term]
+                continue
+            if "+" in names:
+                first = names[: names.index("+")]
+                joined.append(_product(sizes, first))
+                names, at = names[len(first) + 1 :], len(joined)
+            joined.append(_product(sizes, names))
+        split = tuple(n for size in sizes.values() for n in size)
+        axes.append(_Axes(split, tuple(order), tuple(joined)))
+    return at, axes
+
+
+def _sizes(
+    terms: Sequence[str], shape: Shape, params: Sequence[Shape], groups: int | None
+) -> dict[str, Shape]:
+    """Size of each named axis of one parameter."""
+    sizes: dict[str, Shape] = {}
+    at = 0
+    for term in terms:
+        if term.startswith("("):
+            group, rest = term.strip("()").split()
+            count = groups or math.gcd(*(each[at] for each in params))
+            sizes |= {group: (count,), rest: (shape[at] // count,)}
+            at += 1
+        else:
+            end = at + (len(shape) - len(terms) + 1 if term.startswith("*") else 1)
+            sizes[term] = shape[at:end]
+            at = end
+    return sizes
+
+
+def _product(sizes: Mapping[str, Shape], names: Sequence[str]) -> int:
+    return math.prod(n for name in names for n in sizes.get(name, ()))
+
+
+SAME = "*x -> *x"
+FLAT = "*x -> (+*x)"
+LINEAR = "d *o -> (+*o) d"  # torch's Linear: [outputs, inputs]
+LINEAR_OF_HEADS = "n h d -> d (n h)"
+CONV1D = "d *o -> d (+*o)"  # GPT-2's Conv1D: [inputs, outputs]
+CONV1D_OF_HEADS = "n h d -> (n h) d"
+DEPTHWISE = "t *c -> (+*c) 1 t"  # torch's Conv1d of each channel
+LINEAR_BY_GROUP = "d (g r) *h -> (g +r *h) d"  # [q | k | v] of group 0, of group 1, ...
+BY_GROUP = LINEAR_BY_GROUP, "(g r) *h -> (g +r *h)"  # of kernels and of biases
+IN_TURN = "d *o -> (*o +) d", "*o -> (*o +)"  # [gate, up, gate, up, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,204 +214,6 @@ class Scaled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantTensor:
-    """A constant tensor that holds no parameter.
-
-    Attributes:
-        values: The tensor.
-    """
-
-    values: np.ndarray
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        return self.values.shape
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return []
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return self.values
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flatten:
-    """The parameter flattened, between axes of size 1; for example a bias by head.
-
-    Attributes:
-        leading: Axes of size 1 before it.
-        trailing: Axes of size 1 after it.
-    """
-
-    leading: int = 0
-    trailing: int = 0
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        return (1,) * self.leading + (math.prod(params[0]),) + (1,) * self.trailing
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return [hf_tensor.reshape(params[0])]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return params[0].reshape(self.hf_shape([params[0].shape]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearKernel:
-    """Linear weight: [outputs, inputs] in torch, inputs first here, possibly split into heads.
-
-    Attributes:
-        input_axes: Number of input axes of the kernel; 2 for the heads of `attention/out`.
-        outputs_first: Whether the tensor is [outputs, inputs] (torch's Linear) or
-            [inputs, outputs] (GPT-2's Conv1D).
-    """
-
-    input_axes: int = 1
-    outputs_first: bool = True
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        inputs, outputs = self._sizes(params[0])
-        return (outputs, inputs) if self.outputs_first else (inputs, outputs)
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return [(hf_tensor.T if self.outputs_first else hf_tensor).reshape(params[0])]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        matrix = params[0].reshape(self._sizes(params[0].shape))
-        return matrix.T if self.outputs_first else matrix
-
-    def _sizes(self, params: Shape) -> tuple[int, int]:
-        return math.prod(params[: self.input_axes]), math.prod(params[self.input_axes :])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvolutionKernel:
-    """Kernel of a depthwise convolution: [channels, 1, taps] in torch, [taps, N, H] here."""
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        taps, *heads = params[0]
-        return math.prod(heads), 1, taps
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return [hf_tensor.T.reshape(params[0])]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return params[0].reshape(params[0].shape[0], 1, -1).T
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fused:
-    """Several parameters concatenated along an axis: [q | k | v], [gate | up].
-
-    Attributes:
-        part: Transform of each parameter.
-        axis: Axis of the concatenation.
-    """
-
-    part: Transform = LinearKernel()
-    axis: int = 0
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        parts = [self.part.hf_shape([shape]) for shape in params]
-        first = list(parts[0])
-        first[self.axis] = sum(part[self.axis] for part in parts)
-        return tuple(first)
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        sizes = [self.part.hf_shape([shape])[self.axis] for shape in params]
-        parts = np.split(hf_tensor, np.cumsum(sizes)[:-1], axis=self.axis)
-        return [self.part.from_hf(x, [shape])[0] for x, shape in zip(parts, params, strict=True)]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([self.part.to_hf([x]) for x in params], axis=self.axis)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedQKVPerGroup:
-    """Fused QKV: for each KV head its query heads, then its key, then its value.
-
-    The parameters are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and
-    [K, H]). Multi-head attention has [q, k, v] per head (GPT-NeoX, BLOOM), multi-query attention
-    [all queries, k, v] (Falcon 7B).
-    """
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        outputs = sum(math.prod(shape[-2:]) for shape in params)
-        return (outputs, *params[0][:-2])
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        *inputs, heads, width = params[0]
-        groups = params[1][-2]
-        by_group = hf_tensor.reshape(groups, heads // groups + 2, width, *inputs)
-        parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
-        return [np.moveaxis(part.reshape(-1, width, *inputs), (0, 1), (-2, -1)) for part in parts]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        width, groups = params[0].shape[-1], params[1].shape[-2]
-        inputs = params[0].shape[:-2]
-        front = [np.moveaxis(x, (-2, -1), (0, 1)) for x in params]
-        parts = [x.reshape(groups, -1, width, *inputs) for x in front]
-        return np.concatenate(parts, axis=1).reshape(self.hf_shape([x.shape for x in params]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedPerGroup:
-    """Matrix [outputs, inputs] with the parameters concatenated per group of heads.
-
-    The parameters are kernels [D, N] or [D, N, H], each with its own H, and with its own N if the
-    groups are not heads: [k, v] of head 0, ... (DeepSeek), [q, k, values, gates] of key head 0, ...
-    (Qwen 3 Next).
-
-    Attributes:
-        groups: Number of groups; None is the number of heads of the first parameter.
-    """
-
-    groups: int | None = None
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        return sum(math.prod(shape[1:]) for shape in params), params[0][0]
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        groups = self.groups or params[0][1]
-        by_group = hf_tensor.T.reshape(params[0][0], groups, -1)
-        widths = [math.prod(shape[1:]) // groups for shape in params]
-        parts = np.split(by_group, np.cumsum(widths)[:-1], axis=-1)
-        return [part.reshape(shape) for part, shape in zip(parts, params, strict=True)]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        inputs, heads = params[0].shape[:2]
-        parts = [x.reshape(inputs, self.groups or heads, -1) for x in params]
-        return np.concatenate(parts, axis=-1).reshape(inputs, -1).T
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interleaved:
-    """Parameters interleaved along an axis: gate, up, gate, up (Phi-3-small, gpt-oss).
-
-    Attributes:
-        part: Transform of each parameter.
-        axis: The axis, counted from the first.
-    """
-
-    part: Transform = LinearKernel()
-    axis: int = 0
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        shape = list(self.part.hf_shape([params[0]]))
-        shape[self.axis] *= len(params)
-        return tuple(shape)
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        count, first = len(params), np.moveaxis(hf_tensor, self.axis, 0)
-        parts = [np.moveaxis(first[i::count], 0, self.axis) for i in range(count)]
-        return [self.part.from_hf(x, [shape])[0] for x, shape in zip(parts, params, strict=True)]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [self.part.to_hf([x]) for x in params]
-        stacked = np.stack(parts, axis=self.axis + 1)
-        return stacked.reshape(self.hf_shape([x.shape for x in params]))
-
-
-@dataclass(frozen=True, kw_only=True)
 class SwapHeadHalves:
     """The second half of each head before the first (nanochat).
 
@@ -296,39 +238,20 @@ class SwapHeadHalves:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackedExperts:
-    """The matrices of all experts below one another (DBRX).
+class ConstantTensor:
+    """A constant tensor that holds no parameter.
 
     Attributes:
-        transposed: Whether each is [outputs, inputs].
+        values: The tensor.
     """
 
-    transposed: bool = True
+    values: np.ndarray
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        experts, inputs, outputs = params[0]
-        rows, columns = (outputs, inputs) if self.transposed else (inputs, outputs)
-        return experts * rows, columns
+        return self.values.shape
 
     def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        stacked = hf_tensor.reshape(params[0][0], -1, hf_tensor.shape[-1])
-        return [stacked.swapaxes(1, 2) if self.transposed else stacked]
+        return []
 
     def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        stacked = params[0].swapaxes(1, 2) if self.transposed else params[0]
-        return stacked.reshape(-1, stacked.shape[-1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertKernels:
-    """The matrices of all experts, [experts, outputs, inputs] (Granite)."""
-
-    def hf_shape(self, params: Sequence[Shape]) -> Shape:
-        experts, inputs, outputs = params[0]
-        return experts, outputs, inputs
-
-    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
-        return [hf_tensor.swapaxes(1, 2)]
-
-    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        return params[0].swapaxes(1, 2)
+        return self.values

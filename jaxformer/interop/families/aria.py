@@ -9,7 +9,6 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, glu_rules, linear_rules
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import Fused, Identity
 
 FAMILIES = (
     # As Mixtral, except: shared experts; the routed ones have SiLU whatever the file says.
@@ -37,7 +36,7 @@ FAMILIES = (
             MappingRule(
                 f"{e.PREFIX}.experts.fc1.weight",
                 (f"{e.EXPERTS}/gate/kernel", f"{e.EXPERTS}/up/kernel"),
-                Fused(part=Identity(), axis=2),
+                "e i o -> e i +o",
             ),
             MappingRule(f"{e.PREFIX}.experts.fc2.weight", f"{e.EXPERTS}/down/kernel"),
             *glu_rules(f"{e.PREFIX}.shared_experts", e.SHARED),

@@ -18,7 +18,6 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.experts import EXPERTS, MOE
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, read_rope_section, write_rope_section
-from jaxformer.interop.transforms import StackedExperts
 
 LAYER = "transformer.blocks.{layer}"
 MLP = f"{LAYER}.ffn.experts.mlp"
@@ -90,9 +89,9 @@ FAMILIES = (
             *m.fused_rules(f"{LAYER}.norm_attn_norm.attn.Wqkv", "attention", p.QKV),
             *m.branch_rules(f"{LAYER}.norm_attn_norm.attn", "attention", out="out_proj"),
             *m.linear_rules(f"{LAYER}.ffn.router.layer", "feed_forward/router"),
-            m.MappingRule(f"{MLP}.w1", f"{EXPERTS}/gate/kernel", StackedExperts()),
-            m.MappingRule(f"{MLP}.v1", f"{EXPERTS}/up/kernel", StackedExperts()),
-            m.MappingRule(f"{MLP}.w2", f"{EXPERTS}/down/kernel", StackedExperts(transposed=False)),
+            m.MappingRule(f"{MLP}.w1", f"{EXPERTS}/gate/kernel", "e i o -> (e o) i"),
+            m.MappingRule(f"{MLP}.v1", f"{EXPERTS}/up/kernel", "e i o -> (e o) i"),
+            m.MappingRule(f"{MLP}.w2", f"{EXPERTS}/down/kernel", "e i o -> (e i) o"),
         ),
     ),
 )

@@ -24,7 +24,7 @@ from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
-from jaxformer.interop.transforms import FusedPerGroup, LinearKernel
+from jaxformer.interop.transforms import LINEAR, LINEAR_BY_GROUP
 
 LATENT = c.Latent(
     num_heads=1,
@@ -48,25 +48,19 @@ def _has_latent_query(config: c.TransformerConfig) -> bool:
 
 LATENT_RULES = (
     m.MappingRule(
-        f"{p.SELF_ATTENTION}.q_proj.weight",
-        "attention/query/kernel",
-        LinearKernel(),
-        _has_direct_query,
+        f"{p.SELF_ATTENTION}.q_proj.weight", "attention/query/kernel", LINEAR, _has_direct_query
     ),
     *m.linear_rules(f"{p.SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
     *m.norm_rules(f"{p.SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
     m.MappingRule(
-        f"{p.SELF_ATTENTION}.q_b_proj.weight",
-        "attention/query/kernel",
-        LinearKernel(),
-        _has_latent_query,
+        f"{p.SELF_ATTENTION}.q_b_proj.weight", "attention/query/kernel", LINEAR, _has_latent_query
     ),
     *m.fused_rules(f"{p.SELF_ATTENTION}.kv_a_proj_with_mqa", "attention", ("latent", "rotary_key")),
     *m.norm_rules(f"{p.SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
     m.MappingRule(
         f"{p.SELF_ATTENTION}.kv_b_proj.weight",
         ("attention/key/kernel", "attention/value/kernel"),
-        FusedPerGroup(),
+        LINEAR_BY_GROUP,
     ),
     *m.linear_rules(f"{p.SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
 )

@@ -13,7 +13,6 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, glu_rules
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import Flatten
 
 
 class NumberedLayers:
@@ -68,8 +67,7 @@ FAMILIES = (
         decoder_mapping(
             *(*p.LLAMA, *e.EXPERT_RULES, *glu_rules(f"{e.PREFIX}.shared_experts", e.SHARED)),
             MappingRule(
-                f"{e.PREFIX}.moe_statics.e_score_correction_bias",
-                *(e.SELECTION_BIAS, Flatten(leading=1)),
+                f"{e.PREFIX}.moe_statics.e_score_correction_bias", *(e.SELECTION_BIAS, "x -> 1 x")
             ),
         ),
         ignored_tensors=(*INV_FREQ_PATTERNS, r"model\.mtp_.*"),

@@ -22,7 +22,7 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.param_mapping import MappingRule, fused_rules, glu_rules, linear_rules
-from jaxformer.interop.transforms import ExpertKernels, Fused, Identity, Interleaved, LinearKernel
+from jaxformer.interop.transforms import LINEAR
 
 PREFIX = f"{p.LAYER_PREFIX}.mlp"
 MIXTRAL_PREFIX = f"{p.LAYER_PREFIX}.block_sparse_moe"
@@ -42,11 +42,11 @@ def expert_rules(
     names = {"gate": gate, "up": up, "down": down}
     experts = (
         MappingRule(
-            f"{prefix}.experts.{{expert}}.{name}.weight", f"{EXPERTS}/{ours}/kernel", LinearKernel()
+            f"{prefix}.experts.{{expert}}.{name}.weight", f"{EXPERTS}/{ours}/kernel", LINEAR
         )
         for ours, name in names.items()
     )
-    kernel = MappingRule(f"{prefix}.{router}.weight", "feed_forward/router/kernel", LinearKernel())
+    kernel = MappingRule(f"{prefix}.{router}.weight", "feed_forward/router/kernel", LINEAR)
     return (kernel, *experts)
 
 
@@ -79,9 +79,12 @@ GPT_OSS_RULES = (
         MappingRule(
             f"{PREFIX}.experts.gate_up_proj{end}",
             (f"{EXPERTS}/gate/{leaf}", f"{EXPERTS}/up/{leaf}"),
-            Interleaved(part=Identity(), axis=axis),
+            pattern,
         )
-        for end, leaf, axis in (("", "kernel", 2), ("_bias", "bias", 1))
+        for end, leaf, pattern in (
+            ("", "kernel", "e i o -> e i (o +)"),
+            ("_bias", "bias", "e o -> e (o +)"),
+        )
     ),
     MappingRule(f"{PREFIX}.experts.down_proj", f"{EXPERTS}/down/kernel"),
     MappingRule(f"{PREFIX}.experts.down_proj_bias", f"{EXPERTS}/down/bias"),
@@ -91,10 +94,10 @@ GPT_OSS_RULES = (
 def stacked_rules(gate_up: str, down: str, *, alternative: bool = False) -> tuple[MappingRule, ...]:
     """Mapping rules of all experts of a layer in two tensors."""
     inputs = f"{EXPERTS}/gate/kernel", f"{EXPERTS}/up/kernel"
-    fused = Fused(part=ExpertKernels(), axis=1)
+    pattern = "e i o -> e +o i"
     return (
-        MappingRule(gate_up, inputs, fused, alternative=alternative),
-        MappingRule(down, f"{EXPERTS}/down/kernel", ExpertKernels(), alternative=alternative),
+        MappingRule(gate_up, inputs, pattern, alternative=alternative),
+        MappingRule(down, f"{EXPERTS}/down/kernel", pattern, alternative=alternative),
     )
 
 

@@ -45,7 +45,7 @@ GPT_ACTIVATIONS: dict[str, str] = {
 
 def conv1d_rules(theirs: str, ours: str, *, input_axes: int = 1) -> tuple[m.MappingRule, ...]:
     """Mapping rules of a GPT-2 Conv1D."""
-    kernel = t.LinearKernel(input_axes=input_axes, outputs_first=False)
+    kernel = t.CONV1D if input_axes == 1 else t.CONV1D_OF_HEADS
     return (
         m.MappingRule(f"{theirs}.weight", f"{ours}/kernel", kernel),
         m.MappingRule(f"{theirs}.bias", f"{ours}/bias"),
@@ -53,12 +53,7 @@ def conv1d_rules(theirs: str, ours: str, *, input_axes: int = 1) -> tuple[m.Mapp
 
 
 LAYERS = (
-    *m.fused_rules(
-        f"{LAYER}.attn.c_attn",
-        "attention",
-        QKV,
-        t.Fused(part=t.LinearKernel(outputs_first=False), axis=1),
-    ),
+    *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", QKV, t.CONV1D),
     *conv1d_rules(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
     *conv1d_rules(f"{LAYER}.mlp.c_fc", "feed_forward/up"),
     *conv1d_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
@@ -229,7 +224,7 @@ FAMILIES = (
         ),
         m.decoder_mapping(
             *(*TOP_LEVEL, *NORMS),
-            *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", QKV, *(t.FusedQKVPerGroup(),) * 2),
+            *m.fused_rules(f"{LAYER}.attn.c_attn", "attention", QKV, *t.BY_GROUP),
             *m.branch_rules(f"{LAYER}.attn", "attention", out="c_proj"),
             *m.branch_rules(f"{LAYER}.mlp", "feed_forward", up="c_fc", down="c_proj"),
         ),

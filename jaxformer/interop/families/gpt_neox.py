@@ -6,7 +6,7 @@ from jaxformer.interop.config_fields import BiasesField, Field, HeadsField, temp
 from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import FusedQKVPerGroup
+from jaxformer.interop.transforms import BY_GROUP
 
 LAYER = "gpt_neox.layers.{layer}"
 BLOCKS = {True: "parallel", False: "serial"}
@@ -14,9 +14,8 @@ BLOCKS = {True: "parallel", False: "serial"}
 
 def block_rules(prefix: str, attention: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of the linear layers of a block, with queries, keys and values of each head."""
-    fused = FusedQKVPerGroup()
     return (
-        *m.fused_rules(f"{prefix}.{attention}.query_key_value", "attention", QKV, fused, fused),
+        *m.fused_rules(f"{prefix}.{attention}.query_key_value", "attention", QKV, *BY_GROUP),
         *m.branch_rules(f"{prefix}.{attention}", "attention", out="dense"),
         *m.branch_rules(f"{prefix}.mlp", "feed_forward", up="dense_h_to_4h", down="dense_4h_to_h"),
     )

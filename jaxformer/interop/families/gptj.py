@@ -18,7 +18,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import heads_of
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import first_rope
-from jaxformer.interop.transforms import FusedPerGroup
+from jaxformer.interop.transforms import LINEAR_BY_GROUP, Rearrange
 
 LAYER = "transformer.h.{layer}"
 
@@ -103,7 +103,7 @@ FAMILIES = (
                 f"{LAYER}.attn.qkv_proj",
                 "attention",
                 ("query", "value", "key"),
-                FusedPerGroup(groups=4),
+                Rearrange(LINEAR_BY_GROUP, groups=4),
             ),
             *m.branch_rules(f"{LAYER}.attn", "attention", out="out_proj"),
         ),

@@ -11,7 +11,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.deepseek import LATENT, LATENT_RULES, latent_fields
 from jaxformer.interop.families.mixers import LINEAR_OR_FULL, Mixer, linear_attention, of_kind
 from jaxformer.interop.family import Family
-from jaxformer.interop.transforms import ConvolutionKernel, Flatten
+from jaxformer.interop.transforms import DEPTHWISE, FLAT
 
 SECTION = "linear_attn_config"
 # Fields of DeepSeek's experts, and their names in this family.
@@ -136,18 +136,14 @@ FAMILIES = (
                         m.MappingRule(
                             f"{p.SELF_ATTENTION}.{name[0]}_conv1d.weight",
                             f"attention/{name}_convolution/kernel",
-                            ConvolutionKernel(),
+                            DEPTHWISE,
                         ),
                     )
                 ),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.f_a_proj", "attention/step_down"),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.f_b_proj", "attention/step"),
-                m.MappingRule(f"{p.SELF_ATTENTION}.dt_bias", "attention/step_bias/bias", Flatten()),
-                m.MappingRule(
-                    f"{p.SELF_ATTENTION}.A_log",
-                    "attention/rate/bias",
-                    Flatten(leading=2, trailing=1),
-                ),
+                m.MappingRule(f"{p.SELF_ATTENTION}.dt_bias", "attention/step_bias/bias", FLAT),
+                m.MappingRule(f"{p.SELF_ATTENTION}.A_log", "attention/rate/bias", "x -> 1 1 x 1"),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.b_proj", "attention/beta"),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.g_a_proj", "attention/gate_down"),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.g_b_proj", "attention/gate"),

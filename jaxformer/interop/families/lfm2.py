@@ -26,7 +26,7 @@ from jaxformer.interop.families.mixers import Kind, Mixer, MixerOrWindows, of_ki
 from jaxformer.interop.families.windows import PerLayer
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import ConvolutionKernel, Flatten
+from jaxformer.interop.transforms import DEPTHWISE, FLAT
 
 BRANCH = f"{p.LAYER_PREFIX}.feed_forward"
 CONVOLUTION = f"{p.LAYER_PREFIX}.conv"
@@ -129,10 +129,8 @@ RULES = (
         *m.fused_rules(
             f"{CONVOLUTION}.in_proj", "attention", ("input_gate", "output_gate", "value")
         ),
-        m.MappingRule(
-            f"{CONVOLUTION}.conv.weight", "attention/convolution/kernel", ConvolutionKernel()
-        ),
-        m.MappingRule(f"{CONVOLUTION}.conv.bias", "attention/convolution/bias", Flatten()),
+        m.MappingRule(f"{CONVOLUTION}.conv.weight", "attention/convolution/kernel", DEPTHWISE),
+        m.MappingRule(f"{CONVOLUTION}.conv.bias", "attention/convolution/bias", FLAT),
         *m.linear_rules(f"{CONVOLUTION}.out_proj", "attention/out", input_axes=2),
     ),
     *m.branch_rules(BRANCH, "feed_forward", gate="w1", up="w3", down="w2"),

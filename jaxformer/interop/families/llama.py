@@ -55,7 +55,7 @@ from jaxformer.interop.param_mapping import (
     top_level_rules,
 )
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import LinearKernel, SwapHeadHalves
+from jaxformer.interop.transforms import LINEAR, Rearrange, SwapHeadHalves
 
 LLAMA = template()
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
@@ -113,7 +113,7 @@ def same_number(reader: ConfigReader, name: str, default: int) -> int:
 
 def swap_head_halves(rule: MappingRule) -> MappingRule:
     """Return the rule with the halves of each head swapped."""
-    part: Any = rule.transform
+    part = Rearrange(str(rule.transform))
     return replace(rule, transform=SwapHeadHalves(part=part))
 
 
@@ -702,9 +702,7 @@ FAMILIES = (
         *(Windows(128, rule=three_of_four), written_window(128), RopeByTheta()),
         template=template(attention=heads(sinks=True)),
         tensors=(
-            MappingRule(
-                f"{e.MIXTRAL_PREFIX}.router.weight", "feed_forward/router/kernel", LinearKernel()
-            ),
+            MappingRule(f"{e.MIXTRAL_PREFIX}.router.weight", "feed_forward/router/kernel", LINEAR),
             *e.stacked_rules(
                 f"{e.MIXTRAL_PREFIX}.experts.gate_up_proj", f"{e.MIXTRAL_PREFIX}.experts.down_proj"
             ),

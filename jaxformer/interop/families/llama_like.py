@@ -6,7 +6,7 @@ from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_fields import BiasesField, Field, Fields, Options
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.transforms import FusedPerGroup
+from jaxformer.interop.transforms import LINEAR_BY_GROUP
 
 LAYER_PREFIX = "model.layers.{layer}"
 SELF_ATTENTION = f"{LAYER_PREFIX}.self_attn"
@@ -20,7 +20,7 @@ ATTENTION = (
 QUERY_AND_GATE = m.MappingRule(
     f"{SELF_ATTENTION}.q_proj.weight",
     ("attention/query/kernel", "attention/output_gate/kernel"),
-    FusedPerGroup(),
+    LINEAR_BY_GROUP,
 )
 GATED_ATTENTION = (
     QUERY_AND_GATE,

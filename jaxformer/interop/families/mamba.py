@@ -30,7 +30,7 @@ from jaxformer.interop.families.mixers import (
 )
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
-from jaxformer.interop.transforms import ConvolutionKernel, Flatten, Fused
+from jaxformer.interop.transforms import DEPTHWISE, FLAT
 
 PROJECTIONS = ("gate", "value", "key", "query", "step")  # z, x, B, C and dt
 CONVOLUTIONS = ("value", "key", "query")
@@ -49,15 +49,14 @@ MAMBA2_LAYER = linear_attention(
 def mamba2_rules(prefix: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of a Mamba 2 layer."""
     convolved = tuple(f"{name}_convolution" for name in CONVOLUTIONS)
-    kernels = Fused(part=ConvolutionKernel())
     return of_kind(
         c.LinearAttention,
         *m.fused_rules(f"{prefix}.in_proj", "attention", PROJECTIONS),
-        *m.fused_rules(f"{prefix}.conv1d", "attention", convolved, kernels),
+        *m.fused_rules(f"{prefix}.conv1d", "attention", convolved, DEPTHWISE),
         m.MappingRule(f"{prefix}.dt_bias", "attention/step_bias/bias"),
         m.MappingRule(f"{prefix}.A_log", "attention/rate/bias"),
         m.MappingRule(f"{prefix}.D", "attention/skip/bias"),
-        m.MappingRule(f"{prefix}.norm.weight", "attention/norm/scale", Flatten()),
+        m.MappingRule(f"{prefix}.norm.weight", "attention/norm/scale", FLAT),
         *m.linear_rules(f"{prefix}.out_proj", "attention/out", input_axes=2),
     )
 

@@ -36,7 +36,7 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
-from jaxformer.interop.transforms import Flatten, LinearKernel
+from jaxformer.interop.transforms import LINEAR
 
 ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}"
 
@@ -73,8 +73,8 @@ STACKS = {
 SHARED_EMBEDDING = m.ParamMapping(
     top_level=(
         m.MappingRule("model.shared.weight", "embedding/tokens/embedding"),
-        m.MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
-        m.MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
+        m.MappingRule("lm_head.weight", "head/kernel", LINEAR),
+        m.MappingRule("final_logits_bias", "head/bias", "x -> 1 x"),
         *m.norm_rules("model.encoder.layer_norm", "encoder/final_norm"),
         *m.norm_rules("model.decoder.layer_norm", "decoder/final_norm"),
     ),

@@ -28,7 +28,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.rope_config import RopeField, first_rope
-from jaxformer.interop.transforms import FusedPerGroup
+from jaxformer.interop.transforms import LINEAR_BY_GROUP
 
 BRANCHES = {"attention": "full_attn", "recurrent": "linear_attn", "feed_forward": "mlp"}
 BLOCK_SIZE = 256  # tokens of a block, without effect on the results
@@ -178,7 +178,7 @@ FAMILIES = (
                 m.MappingRule(
                     f"{p.SELF_ATTENTION}.qkv_proj.weight",
                     tuple(f"attention/{name}/kernel" for name in p.QKV),
-                    FusedPerGroup(),
+                    LINEAR_BY_GROUP,
                 ),
                 *m.linear_rules(f"{p.SELF_ATTENTION}.output_gate", "attention/gate"),
                 *m.norm_rules(f"{p.SELF_ATTENTION}.norm", "attention/norm"),

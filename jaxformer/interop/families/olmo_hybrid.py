@@ -15,7 +15,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
-from jaxformer.interop.transforms import ConvolutionKernel
+from jaxformer.interop.transforms import DEPTHWISE
 
 DELTA_NET = f"{p.LAYER_PREFIX}.linear_attn"
 CONVOLUTIONS = {name: f"{DELTA_NET}.{name[0]}_conv1d.weight" for name in p.QKV}
@@ -120,9 +120,7 @@ FAMILIES = (
                     pre_feed_forward_norm="feedforward_layer_norm",
                 ),
                 *(
-                    m.MappingRule(
-                        tensor, f"attention/{name}_convolution/kernel", ConvolutionKernel()
-                    )
+                    m.MappingRule(tensor, f"attention/{name}_convolution/kernel", DEPTHWISE)
                     for name, tensor in CONVOLUTIONS.items()
                 ),
                 *m.attention_rules(DELTA_NET),

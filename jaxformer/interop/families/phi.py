@@ -40,7 +40,7 @@ from jaxformer.interop.param_mapping import (
     top_level_rules,
 )
 from jaxformer.interop.rope_config import RopeField, first_rope
-from jaxformer.interop.transforms import Flatten, FusedQKVPerGroup, Interleaved
+from jaxformer.interop.transforms import BY_GROUP, IN_TURN
 
 
 class PhiRope(RopeField):
@@ -236,14 +236,10 @@ FAMILIES = (
         decoder_mapping(
             *top_level_rules("model.embed_tokens", "model.final_layernorm"),
             *p.PRE_NORMS,
-            *fused_rules(
-                f"{p.SELF_ATTENTION}.query_key_value",
-                *("attention", p.QKV, FusedQKVPerGroup(), FusedQKVPerGroup()),
-            ),
+            *fused_rules(f"{p.SELF_ATTENTION}.query_key_value", *("attention", p.QKV, *BY_GROUP)),
             *linear_rules(f"{p.SELF_ATTENTION}.dense", "attention/out", input_axes=2),
             *fused_rules(
-                f"{p.LAYER_PREFIX}.mlp.up_proj",
-                *("feed_forward", ("gate", "up"), Interleaved(), Interleaved(part=Flatten())),
+                f"{p.LAYER_PREFIX}.mlp.up_proj", *("feed_forward", ("gate", "up"), *IN_TURN)
             ),
             *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
         ),

@@ -34,7 +34,7 @@ from jaxformer.interop.param_mapping import (
     norm_rules,
 )
 from jaxformer.interop.rope_config import RopeField
-from jaxformer.interop.transforms import ConvolutionKernel, Fused, FusedPerGroup, Transform
+from jaxformer.interop.transforms import DEPTHWISE, LINEAR, LINEAR_BY_GROUP, Rearrange, Transform
 
 PREFIX = f"{p.LAYER_PREFIX}.linear_attn"
 PARTS = ("query", "key", "value")
@@ -49,14 +49,12 @@ def per_key_head(config: c.TransformerConfig) -> Transform:
     """Parts one after another for each key head."""
     layers = (layer.attention for layer in config.layers)
     heads = {x.num_key_heads for x in layers if isinstance(x, c.LinearAttention)}
-    return FusedPerGroup(groups=max(heads, default=None))
+    return Rearrange(LINEAR_BY_GROUP, groups=max(heads, default=None))
 
 
 CORE = (
     MappingRule(
-        f"{PREFIX}.conv1d.weight",
-        kernels(*(f"{name}_convolution" for name in PARTS)),
-        Fused(part=ConvolutionKernel()),
+        f"{PREFIX}.conv1d.weight", kernels(*(f"{name}_convolution" for name in PARTS)), DEPTHWISE
     ),
     MappingRule(f"{PREFIX}.A_log", "attention/rate/bias"),
     MappingRule(f"{PREFIX}.dt_bias", "attention/step_bias/bias"),
@@ -64,11 +62,11 @@ CORE = (
 )
 DELTA_NET = (*CORE, *norm_rules(f"{PREFIX}.norm", "attention/norm"))
 FUSED_PROJECTIONS = (
-    MappingRule(f"{PREFIX}.in_proj_qkvz.weight", kernels(*PARTS, "gate"), FusedPerGroup()),
+    MappingRule(f"{PREFIX}.in_proj_qkvz.weight", kernels(*PARTS, "gate"), LINEAR_BY_GROUP),
     MappingRule(f"{PREFIX}.in_proj_ba.weight", kernels("beta", "step"), per_key_head),
 )
 PROJECTIONS = (
-    MappingRule(f"{PREFIX}.in_proj_qkv.weight", kernels(*PARTS), Fused()),
+    MappingRule(f"{PREFIX}.in_proj_qkv.weight", kernels(*PARTS), LINEAR),
     *linear_rules(f"{PREFIX}.in_proj_z", "attention/gate"),
     *linear_rules(f"{PREFIX}.in_proj_b", "attention/beta"),
     *linear_rules(f"{PREFIX}.in_proj_a", "attention/step"),
@@ -225,7 +223,7 @@ FAMILIES = (
             *of_kind(
                 c.LinearAttention,
                 MappingRule(
-                    f"{PREFIX}.in_proj.weight", kernels(*PARTS, "gate", "beta", "step"), Fused()
+                    f"{PREFIX}.in_proj.weight", kernels(*PARTS, "gate", "beta", "step"), LINEAR
                 ),
                 *(*CORE, *norm_rules(f"{PREFIX}.out_norm", "attention/norm")),
             ),

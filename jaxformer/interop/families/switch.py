@@ -18,7 +18,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import t5
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
-from jaxformer.interop.transforms import LinearKernel
+from jaxformer.interop.transforms import LINEAR
 
 # Settings of training, and one that the released code reads and never uses.
 WITHOUT_EFFECT = ("router_z_loss_coef", "add_router_probs", "router_ignore_padding_tokens")
@@ -30,7 +30,7 @@ def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
     for ours, name in (("up", "wi"), ("down", "wo")):
         rules += linear_rules(f"{theirs}.mlp.{name}", f"feed_forward/{ours}")
         expert = f"{theirs}.mlp.experts.expert_{{expert}}.{name}.weight"
-        rules.append(MappingRule(expert, f"feed_forward/experts/{ours}/kernel", LinearKernel()))
+        rules.append(MappingRule(expert, f"feed_forward/experts/{ours}/kernel", LINEAR))
     return (*rules, *linear_rules(f"{theirs}.mlp.router.classifier", "feed_forward/router"))
 
 

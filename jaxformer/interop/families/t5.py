@@ -19,7 +19,7 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS, hf_activation_name
-from jaxformer.interop.transforms import LinearKernel
+from jaxformer.interop.transforms import LINEAR
 
 ENCODER, DECODER = "encoder.block.{layer}.layer", "decoder.block.{layer}.layer"
 BIAS_TENSOR = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -32,9 +32,7 @@ def attention_rules(theirs: str, ours: str) -> tuple[m.MappingRule, ...]:
 
 def feed_forward_rules(theirs: str) -> tuple[m.MappingRule, ...]:
     """Mapping rules of the feed-forward branch, gated or not."""
-    up = m.MappingRule(
-        f"{theirs}.DenseReluDense.wi.weight", "feed_forward/up/kernel", LinearKernel()
-    )
+    up = m.MappingRule(f"{theirs}.DenseReluDense.wi.weight", "feed_forward/up/kernel", LINEAR)
     return (
         *m.norm_rules(f"{theirs}.layer_norm", "pre_feed_forward_norm"),
         *m.branch_rules(f"{theirs}.DenseReluDense", "feed_forward", gate="wi_0", down="wo"),

@@ -177,7 +177,7 @@ def adaptable_modules(
         if not is_weight or not all(p.endswith(("/kernel", "/embedding")) for p in paths):
             continue
         counts = tuple(len(metadata[path].input_and_output_axes[0]) for path in paths)
-        transform = _output_transform(mapping.transform)
+        transform = _of_outputs(mapping.transform, counts[0])
         if transform is None or any("experts" in metadata[p].logical_axes for p in paths):
             continue
         if config.head.tied and {EMBEDDING_PATH, HEAD_PATH} & set(paths):
@@ -188,27 +188,21 @@ def adaptable_modules(
     return modules
 
 
-def _output_transform(transform: t.Transform) -> t.Transform | None:
+def _of_outputs(transform: t.Transform, num_inputs: int) -> t.Transform | None:
     """Transform of B, whose input is the rank; None if the inputs would change as well."""
     match transform:
-        case t.LinearKernel() | t.Identity():
-            return t.LinearKernel()
-        case t.Fused(part=t.LinearKernel()):
-            return t.Fused()
-        case t.Interleaved(part=t.LinearKernel()):
-            return t.Interleaved()
-        case t.SwapHeadHalves(part=t.LinearKernel(input_axes=1)):
-            return t.SwapHeadHalves(part=t.LinearKernel())
-        case t.FusedQKVPerGroup() | t.FusedPerGroup():
-            return transform
-        case t.Scaled(part=part, factors=factors):
-            inner = _output_transform(part)
-            return None if inner is None else t.Scaled(part=inner, factors=factors)
+        case t.Rearrange(t.SAME):
+            return t.Rearrange(t.LINEAR)
+        case t.Rearrange():
+            return transform.of_outputs(num_inputs)
+        case t.SwapHeadHalves() | t.Scaled():
+            part = _of_outputs(transform.part, num_inputs)
+            return None if part is None else replace(transform, part=part)
     return None
 
 
 def is_conv1d(module: ModuleAdapter) -> bool:
     """Whether the module is GPT-2's Conv1D, whose weight has its inputs first."""
     transform: Any = module.mapping.transform
-    part = getattr(transform, "part", transform)
-    return isinstance(part, t.LinearKernel) and not part.outputs_first
+    transform = getattr(transform, "part", transform)
+    return transform in (t.Rearrange(t.CONV1D), t.Rearrange(t.CONV1D_OF_HEADS))
