@@ -1,6 +1,6 @@
 """Fields of config.json and the options that they set: one object reads and writes both.
 
-A family is a template, a configuration of the family with any sizes, and a tuple of such objects.
+A family is a template of the zoo, or one like it, and a tuple of such objects.
 """
 
 import math
@@ -425,20 +425,6 @@ def with_options(parent: T, options: Options) -> T:
     parent = replace(parent, **changes)  # type: ignore[type-var]
     changed = {name: change(getattr(parent, name)) for name, change in functions.items()}
     return replace(parent, **changed) if changed else parent  # type: ignore[type-var]
-
-
-def template(**options: Any) -> c.TransformerConfig:
-    """A configuration with small sizes: Llama's, or with these options."""
-    sizes: dict[str, Any] = {"vocab_size": 1, "model_dim": 4, "num_layers": 1}
-    networks = (c.GLU(hidden_dim=1),)
-    return c.TransformerConfig(
-        **{"attention": heads(), "feed_forward": networks, **sizes, **options}
-    )
-
-
-def heads(**options: Any) -> c.MultiHead:
-    """Attention with small sizes and these options."""
-    return c.MultiHead(**{"num_heads": 1, "num_kv_heads": 1, "head_dim": 2, **options})
 
 
 def nested(entries: Options) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from jaxformer.interop.families.mixers import BothTypes, LayerNumbers
 from jaxformer.interop.families.windows import PerLayer, Windows, all_but_every, from_layer
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
-MODEL = f.template(attention=f.heads(num_heads=6, head_dim=4), norm=c.RMSNorm(eps=1e-3))
+MODEL = like(LLAMA, num_heads=6, head_dim=4, norm=c.RMSNorm(eps=1e-3))
 FIELDS = (
     f.Field("width", "model_dim"),
     f.Field("inner.eps", "norm.eps", 1e-6),
@@ -53,7 +55,7 @@ def test_options_of_an_absent_part_have_no_effect():
 
 def test_a_field_of_another_kind_cannot_be_written():
     assert f.Field("limit", "feed_forward.limit", 7.0).write(MODEL) is None
-    other = f.template(feed_forward=(c.MoE(expert=c.GLU(hidden_dim=2), num_experts=2),))
+    other = like(LLAMA, feed_forward=(c.MoE(expert=c.GLU(hidden_dim=2), num_experts=2),))
     assert FAMILY.write(other) is None
 
 

@@ -2,22 +2,14 @@
 
 from dataclasses import replace
 
-from jaxformer import config as c
-from jaxformer.interop.config_fields import (
-    FactorField,
-    Field,
-    Unused,
-    fixed,
-    heads,
-    root_of_width,
-    template,
-)
+from jaxformer.interop.config_fields import FactorField, Field, Unused, fixed, root_of_width
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.ropes import RopeOfWindows
 from jaxformer.interop.families.windows import Windows, all_but_every
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
+from jaxformer.zoo.arcee import TRINITY
 
 # DeepSeek's experts, dense layers first, except: other names, always renormalised.
 EXPERTS = e.Experts(
@@ -37,10 +29,7 @@ FAMILIES = (
     Family(
         "afmoe",
         "AfmoeForCausalLM",
-        template(
-            norm_placement="sandwich",
-            attention=heads(qk_norm=c.QKNorm(), output_gate=c.OutputGate()),
-        ),
+        TRINITY,
         (
             *(*p.decoder(head_dim=128, eps=1e-5), p.ATTENTION_BIAS, EXPERTS),
             *fixed(score_func="sigmoid", route_norm=True, norm_topk_prob=True, n_group=1),

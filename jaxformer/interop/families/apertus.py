@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import config as c
-from jaxformer.interop.config_fields import Field, Fixed, fixed, heads, template
+from jaxformer.interop.config_fields import Field, Fixed, fixed
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
@@ -17,9 +16,9 @@ from jaxformer.interop.param_mapping import (
     layer_norm_rules,
 )
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.apertus import APERTUS
 
 MLP = f"{p.LAYER_PREFIX}.mlp"
-MODEL = template(attention=heads(qk_norm=c.QKNorm()), feed_forward=(c.XIELU(hidden_dim=1),))
 FIELDS = (
     *p.decoder(eps=1e-5),
     Field("intermediate_size", "feed_forward.hidden_dim"),
@@ -52,20 +51,20 @@ def constants(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-APERTUS = Family(
+FAMILY = Family(
     "apertus",
     "ApertusForCausalLM",
-    MODEL,
+    APERTUS,
     FIELDS,
     MAPPING,
     ignored_tensors=(*INV_FREQ_PATTERNS, r".*\.act_fn\.(beta|eps)"),
     constant_tensors=constants,
 )
 FAMILIES = (
-    APERTUS,
+    FAMILY,
     # As Apertus, except: a head of fewer words is refused.
     replace(
-        APERTUS,
+        FAMILY,
         model_type="apertus1p5_text",
         architecture="Apertus1p5TextForCausalLM",
         fields=(*FIELDS, Fixed("output_vocab_size", (), "a head for some of the words")),

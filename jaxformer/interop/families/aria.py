@@ -3,19 +3,20 @@
 from dataclasses import replace
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import Field, template
+from jaxformer.interop.config_fields import Field
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, glu_rules, linear_rules
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.llama import LLAMA
 
 FAMILIES = (
     # As Mixtral, except: shared experts; the routed ones have SiLU whatever the file says.
     Family(
         "aria_text",
         "AriaTextForCausalLM",
-        template(),
+        LLAMA,
         (
             *(*p.decoder(), p.ATTENTION_BIAS, RopeField(), p.HEADS_DIVIDE_WIDTH),
             e.Experts(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import Field, Unused, template
+from jaxformer.interop.config_fields import Field, Unused
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import decoder_mapping, fused_rules, linear_rules
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.baichuan import BAICHUAN_2
 
 
 def vocab_size_of_version_2(reader: ConfigReader, name: str, default: Any) -> int:
@@ -42,7 +43,7 @@ FAMILIES = (
     Family(
         "baichuan",
         "BaichuanForCausalLM",
-        template(head=c.LMHead(unit_rows=True)),
+        BAICHUAN_2,
         (
             *(*p.decoder(), *p.GLU, RopeOrAlibi(max_length=4096)),
             Field("vocab_size", "vocab_size", parse=vocab_size_of_version_2),

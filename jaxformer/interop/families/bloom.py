@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop.config_fields import (
     OPTIONAL_NUMBER,
@@ -15,13 +14,13 @@ from jaxformer.interop.config_fields import (
     Unused,
     fixed,
     four_widths,
-    heads,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.gpt_neox import block_rules, two_norms
-from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
+from jaxformer.interop.families.llama_like import QKV
 from jaxformer.interop.family import Family
+from jaxformer.zoo.bloom import BLOOM
+from jaxformer.zoo.mpt import MPT
 
 LAYER = "transformer.h.{layer}"
 BLOCK = "transformer.blocks.{layer}"
@@ -56,12 +55,7 @@ FAMILIES = (
     Family(
         "bloom",
         "BloomForCausalLM",
-        template(
-            norm=c.LayerNorm(),
-            embedding=c.Embedding(norm=c.LayerNorm()),
-            attention=heads(positions=(c.Alibi(),), biases=ALL_BIASES),
-            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-        ),
+        BLOOM,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim", None, _either("n_embed")),
@@ -91,11 +85,7 @@ FAMILIES = (
     Family(
         "mpt",
         "MptForCausalLM",
-        template(
-            norm=c.LayerNorm(parameters="scale"),
-            attention=heads(positions=(c.Alibi(),)),
-            feed_forward=(c.MLP(hidden_dim=1, activation="gelu"),),
-        ),
+        MPT,
         (
             Field("vocab_size", "vocab_size"),
             Field("d_model", "model_dim", 2048),

@@ -19,7 +19,6 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
@@ -29,6 +28,7 @@ from jaxformer.interop.families.windows import WINDOW_TYPES, Windows, WindowsWit
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import decoder_mapping, glu_rules, norm_rules
 from jaxformer.interop.rope_config import RopeField, read_rope_section, write_rope_section
+from jaxformer.zoo.cohere import COMMAND_R
 
 DENSE_FIRST = e.DenseFirst(has_types=True)
 DENSE_EVERY = "prefix_dense_sliding_window_pattern"  # dense layers without a window; 1 is all
@@ -143,7 +143,6 @@ def dense_width(reader: ConfigReader, name: str, default: Any) -> int:
 
 
 LAYER_NORM = c.LayerNorm(parameters="scale")
-TEMPLATE = template(norm=LAYER_NORM, block="parallel_shared_norm")
 MULTIPLIER = Field("logit_scale", "head.multiplier", 0.0625)
 RULES = (*p.TOP_LEVEL, *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_norm"), *p.ATTENTION)
 # What the first files say of themselves, and what no file says otherwise.
@@ -183,7 +182,7 @@ FAMILIES = (
     Family(
         "cohere",
         "CohereForCausalLM",
-        TEMPLATE,
+        COMMAND_R,
         (
             PresenceField(
                 *("use_qk_norm", "attention.qk_norm"),
@@ -198,7 +197,7 @@ FAMILIES = (
     Family(
         "cohere2",
         "Cohere2ForCausalLM",
-        TEMPLATE,
+        COMMAND_R,
         (
             *(*p.decoder(eps=1e-5, eps_name="layer_norm_eps", tied=True), *p.GLU, p.ATTENTION_BIAS),
             *(MULTIPLIER, *SAID_OF_ITSELF),
@@ -212,7 +211,7 @@ FAMILIES = (
     Family(
         "cohere_compass_text",
         "CohereCompassForCausalLM",
-        TEMPLATE,
+        COMMAND_R,
         (
             *(*p.decoder(eps=1e-5, eps_name="layer_norm_eps", tied=True), *p.GLU, p.ATTENTION_BIAS),
             Field("logit_scale", "head.multiplier", 1.0),
@@ -225,7 +224,7 @@ FAMILIES = (
     Family(
         "cohere2_moe",
         "Cohere2MoeForCausalLM",
-        TEMPLATE,
+        COMMAND_R,
         (
             *(
                 *p.decoder(head_dim=128, eps=None, tied=True),

@@ -11,13 +11,13 @@ from jaxformer.interop.config_fields import (
     Repeated,
     Unused,
     Written,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.experts import EXPERTS, MOE
+from jaxformer.interop.families.experts import EXPERTS
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, read_rope_section, write_rope_section
+from jaxformer.zoo.dbrx import DBRX
 
 LAYER = "transformer.blocks.{layer}"
 MLP = f"{LAYER}.ffn.experts.mlp"
@@ -48,7 +48,7 @@ FAMILIES = (
     Family(
         "dbrx",
         "DbrxForCausalLM",
-        template(norm=c.LayerNorm(parameters="scale"), feed_forward=(MOE,)),  # eps of torch
+        DBRX,
         (
             Field("vocab_size", "vocab_size"),
             Field("d_model", "model_dim", 2048),

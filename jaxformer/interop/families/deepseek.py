@@ -17,7 +17,6 @@ from jaxformer.interop.config_fields import (
     Options,
     Repeated,
     Unused,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
@@ -25,16 +24,7 @@ from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import LINEAR, LINEAR_BY_GROUP
-
-LATENT = c.Latent(
-    num_heads=1,
-    latent_dim=1,
-    nope_dim=2,
-    rope_dim=2,
-    value_dim=1,
-    positions=(None,),
-    norm=c.RMSNorm(eps=1e-6),  # of the latents, independent of rms_norm_eps
-)
+from jaxformer.zoo.deepseek import DEEPSEEK_V2_LITE
 
 
 def _has_direct_query(config: c.TransformerConfig) -> bool:
@@ -219,7 +209,7 @@ class MiniCpmMultipliers:
         return {"scale_depth": round(depth, 13), "dim_model_base": round(exact)}
 
 
-MODEL = template(attention=LATENT)
+MODEL = DEEPSEEK_V2_LITE
 MAPPING = m.decoder_mapping(*(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()))
 FAMILIES = (
     Family(

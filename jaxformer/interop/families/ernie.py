@@ -6,13 +6,14 @@ Modules that predict further tokens are left out.
 from dataclasses import replace
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import BiasesField, Field, Options, Unused, fixed, template
+from jaxformer.interop.config_fields import BiasesField, Field, Options, Unused, fixed
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping, glu_rules
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.ernie import ERNIE_4_5
 
 
 class NumberedLayers:
@@ -54,7 +55,7 @@ FAMILIES = (
     Family(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",
-        template(),
+        ERNIE_4_5,
         (
             *(*p.decoder(kv_heads=4, eps=1e-5, tied=True), EXPERTS),
             BiasesField("use_bias", layers=p.ALL_BIASES),

@@ -16,13 +16,13 @@ from jaxformer.interop.config_fields import (
     Unused,
     fixed,
     four_widths,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.gpt_neox import block_rules, two_norms
 from jaxformer.interop.families.llama_like import ALL_BIASES, heads_of
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.falcon import FALCON
 
 LAYER = "transformer.h.{layer}"
 
@@ -112,7 +112,7 @@ FAMILIES = (
     Family(
         "falcon",
         "FalconForCausalLM",
-        template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
+        FALCON,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim"),

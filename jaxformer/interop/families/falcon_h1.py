@@ -17,7 +17,6 @@ from jaxformer.interop.config_fields import (
     Options,
     Unused,
     fixed,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
@@ -33,6 +32,7 @@ from jaxformer.interop.families.mixers import KindFields
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, decoder_mapping
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.llama import LLAMA
 
 KIND_PATHS = {c.MultiHead: "attention/kind_0/", c.LinearAttention: "attention/kind_1/"}
 
@@ -149,7 +149,7 @@ FAMILIES = (
     Family(
         "falcon_h1",
         "FalconH1ForCausalLM",
-        template(),
+        LLAMA,
         (
             *(*p.decoder(heads=32, kv_heads=8, eps=1e-5), *p.glu(14_336)),
             *(p.ATTENTION_BIAS, p.MLP_BIAS, RopeField(max_length=8192)),

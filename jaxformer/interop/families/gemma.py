@@ -17,9 +17,7 @@ from jaxformer.interop.config_fields import (
     Field,
     Options,
     fixed,
-    heads,
     root_of_width,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
@@ -29,6 +27,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import decoder_mapping, layer_norm_rules
 from jaxformer.interop.rope_config import RopeField
+from jaxformer.zoo.gemma import GEMMA, GEMMA_2, GEMMA_3
 
 
 class QueryScalarField(Field):
@@ -81,7 +80,7 @@ FIELDS = (
 GEMMA2 = Family(
     "gemma2",
     "Gemma2ForCausalLM",
-    template(norm=NORM, norm_placement="sandwich"),
+    GEMMA_2,
     (
         *(*p.decoder(heads=8, kv_heads=4, head_dim=256, tied=True), *FIELDS),
         Field("attn_logit_softcapping", "attention.logit_softcap", 50.0, OPTIONAL_NUMBER),
@@ -94,7 +93,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
-    template(norm=NORM, norm_placement="sandwich", attention=heads(qk_norm=c.QKNorm(norm=NORM))),
+    GEMMA_3,
     (
         *p.decoder(
             heads=8,
@@ -119,7 +118,7 @@ FAMILIES = (
     Family(
         "gemma",
         "GemmaForCausalLM",
-        template(norm=NORM),
+        GEMMA,
         (
             *p.decoder(kv_heads=16, head_dim=256, tied=True),
             Field("intermediate_size", "feed_forward.hidden_dim"),
@@ -134,11 +133,6 @@ FAMILIES = (
     ),
     GEMMA2,
     # As Gemma 2, except: no norms after the branches.
-    replace(
-        GEMMA2,
-        model_type="vaultgemma",
-        architecture="VaultGemmaForCausalLM",
-        template=replace(GEMMA2.template, norm_placement="pre"),
-    ),
+    replace(GEMMA2, model_type="vaultgemma", architecture="VaultGemmaForCausalLM", template=GEMMA),
     GEMMA3,
 )

@@ -19,9 +19,7 @@ from jaxformer.interop.config_fields import (
     Fixed,
     Options,
     Unused,
-    heads,
     read_options,
-    template,
     with_options,
     write_options,
 )
@@ -41,6 +39,8 @@ from jaxformer.interop.param_mapping import (
     norm_rules,
 )
 from jaxformer.interop.rope_config import read_rope_section
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
 NORMS = {  # beside those of the layer
     "pre_feedforward_layernorm": "pre_shared_norm",
@@ -320,10 +320,13 @@ FIELDS = (
 TEXT = Family(
     "gemma4_text",
     "Gemma4ForCausalLM",
-    template(
+    like(
+        LLAMA,
         norm_placement="sandwich",
         layer_scalar=True,
-        attention=heads(scale=1.0, qk_norm=c.QKNorm(), value_norm=c.RMSNorm(parameters="none")),
+        scale=1.0,
+        qk_norm=c.QKNorm(),
+        value_norm=c.RMSNorm(parameters="none"),
     ),
     (*FIELDS, Gemma4Windows(), Gemma4Ropes(), Gemma4Network(), FullHeads(), LayerEmbeddings()),
     decoder_mapping(

@@ -20,13 +20,13 @@ from jaxformer.interop.config_fields import (
     Written,
     fixed,
     four_widths,
-    heads,
     root_of_width,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.llama_like import ALL_BIASES, QKV, heads_of
+from jaxformer.interop.families.llama_like import QKV, heads_of
 from jaxformer.interop.family import Family
+from jaxformer.zoo.gpt import GPT_1, GPT_2, GPT_NEO
+from jaxformer.zoo.sizes import like
 
 LAYER = "transformer.h.{layer}"
 IGNORED_TENSORS = (
@@ -133,24 +133,17 @@ class LocalLayers:
         return {"attention_types": [[words, 1]], "window_size": size}
 
 
-GPT2 = template(
-    norm=c.LayerNorm(),
-    embedding=c.Embedding(positions=c.Learned(max_length=1)),
-    attention=heads(positions=(None,), biases=ALL_BIASES),
-    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-)
-GPT_NEO = replace(GPT2, attention=heads(positions=(None,), scale=1.0, biases=("out",)))
-CTRL = template(
+CTRL = like(
+    GPT_2,
     norm=c.LayerNorm(eps=1e-6),
     embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
-    attention=heads(positions=(None,), biases=ALL_BIASES),
     feed_forward=(c.MLP(hidden_dim=1, activation="relu", bias=True),),
     head=c.LMHead(bias=True),
 )
 GPT2_FAMILY = Family(
     "gpt2",
     "GPT2LMHeadModel",
-    GPT2,
+    GPT_2,
     (
         *GPT2_FIELDS,
         Field("activation_function", "feed_forward.activation", "gelu_new"),
@@ -168,7 +161,7 @@ FAMILIES = (
     Family(
         "openai-gpt",
         "OpenAIGPTLMHeadModel",
-        replace(GPT2, norm_placement="post", final_norm=False),
+        GPT_1,
         (
             *(*sizes(), EPS),
             Field("n_positions", "embedding.positions.max_length", 512),
@@ -212,7 +205,7 @@ FAMILIES = (
     Family(
         "gpt_bigcode",
         "GPTBigCodeForCausalLM",
-        GPT2,
+        GPT_2,
         (
             *(*GPT2_FIELDS, MultiQuery()),
             Repeated("num_key_value_heads", lambda x: x["attention.num_kv_heads"]),

@@ -1,12 +1,12 @@
 """GPT-NeoX and Pythia: parallel or serial blocks with two norms, fused QKV by head."""
 
-from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_fields import BiasesField, Field, HeadsField, template
+from jaxformer.interop.config_fields import BiasesField, Field, HeadsField
 from jaxformer.interop.families.llama_like import ALL_BIASES, QKV
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import BY_GROUP
+from jaxformer.zoo.eleuther import GPT_NEOX
 
 LAYER = "gpt_neox.layers.{layer}"
 BLOCKS = {True: "parallel", False: "serial"}
@@ -34,7 +34,7 @@ FAMILIES = (
     Family(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1, bias=True),)),
+        GPT_NEOX,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim"),

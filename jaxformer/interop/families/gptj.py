@@ -12,13 +12,14 @@ from jaxformer.interop.config_fields import (
     Unused,
     fixed,
     four_widths,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import heads_of
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import first_rope
 from jaxformer.interop.transforms import LINEAR_BY_GROUP, Rearrange
+from jaxformer.zoo.codegen import CODEGEN
+from jaxformer.zoo.eleuther import GPT_J
 
 LAYER = "transformer.h.{layer}"
 
@@ -57,12 +58,6 @@ def rotary_fraction(width: int, head_dim: int) -> float:
     return exact if int(head_dim * exact) == width else math.nextafter(exact, 1.0)
 
 
-MODEL = template(
-    norm=c.LayerNorm(),
-    block="parallel_shared_norm",
-    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-    head=c.LMHead(bias=True),
-)
 FIELDS: Fields = (
     Field("vocab_size", "vocab_size"),
     Field("n_embd", "model_dim", 4096),
@@ -86,7 +81,7 @@ FAMILIES = (
     Family(
         "gptj",
         "GPTJForCausalLM",
-        MODEL,
+        GPT_J,
         FIELDS,
         m.decoder_mapping(*RULES, *m.attention_rules(f"{LAYER}.attn", out="out_proj")),
         ignored_tensors=IGNORED_TENSORS,
@@ -95,7 +90,7 @@ FAMILIES = (
     Family(
         "codegen",
         "CodeGenForCausalLM",
-        MODEL,
+        CODEGEN,
         FIELDS,
         m.decoder_mapping(
             *RULES,

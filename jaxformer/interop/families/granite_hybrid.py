@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import Options, template
+from jaxformer.interop.config_fields import Options
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
@@ -15,6 +15,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.param_mapping import decoder_mapping, fused_rules, linear_rules
 from jaxformer.interop.rope_config import RopeField, first_rope
+from jaxformer.zoo.llama import LLAMA
 
 SHARED = f"{p.LAYER_PREFIX}.shared_mlp"
 EXPERTS = e.mixtral_experts()
@@ -91,7 +92,7 @@ FAMILIES = (
     Family(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        template(),
+        LLAMA,
         (
             *(*p.decoder(heads=32), p.ATTENTION_BIAS),
             *(*p.GRANITE_MULTIPLIERS, RopeByName(), ExpertsBesideNetwork()),

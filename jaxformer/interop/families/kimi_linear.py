@@ -4,14 +4,16 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_fields import Fixed, Options, Unused, Written, fixed, template
+from jaxformer.interop.config_fields import Fixed, Options, Unused, Written, fixed
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.families.deepseek import LATENT, LATENT_RULES, latent_fields
+from jaxformer.interop.families.deepseek import LATENT_RULES, latent_fields
 from jaxformer.interop.families.mixers import LINEAR_OR_FULL, Mixer, linear_attention, of_kind
 from jaxformer.interop.family import Family
 from jaxformer.interop.transforms import DEPTHWISE, FLAT
+from jaxformer.zoo.deepseek import DEEPSEEK_V2_LITE
+from jaxformer.zoo.sizes import like
 
 SECTION = "linear_attn_config"
 # Fields of DeepSeek's experts, and their names in this family.
@@ -100,7 +102,7 @@ FAMILIES = (
     Family(
         "kimi_linear",
         "KimiLinearForCausalLM",
-        template(attention=LATENT),
+        like(DEEPSEEK_V2_LITE, positions=(None,), scale=None),
         (
             *latent_fields(query=None, eps=1e-5),
             Mixer(kind=DeltaAttention(), types=TypesOrNumbers(), default=all_but_first_of_four),

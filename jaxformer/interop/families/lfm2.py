@@ -15,8 +15,6 @@ from jaxformer.interop.config_fields import (
     PresenceField,
     Unused,
     fixed,
-    heads,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
@@ -27,6 +25,8 @@ from jaxformer.interop.families.windows import PerLayer
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import DEPTHWISE, FLAT
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
 BRANCH = f"{p.LAYER_PREFIX}.feed_forward"
 CONVOLUTION = f"{p.LAYER_PREFIX}.conv"
@@ -100,7 +100,7 @@ def lfm3_word(layer: int) -> str:
     return "sliding_attention" if layer and layer % 4 == 0 else "conv"
 
 
-MODEL = template(attention=heads(qk_norm=c.QKNorm()))
+MODEL = like(LLAMA, qk_norm=c.QKNorm())
 *SIZES, HEAD_DIM = p.sizes(kv_heads=8)
 FIELDS = (
     *SIZES,

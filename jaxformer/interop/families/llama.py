@@ -21,8 +21,6 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    heads,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
@@ -56,13 +54,26 @@ from jaxformer.interop.param_mapping import (
 )
 from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import LINEAR, Rearrange, SwapHeadHalves
+from jaxformer.zoo import (
+    arcee,
+    exaone,
+    glm,
+    gpt_oss,
+    hunyuan,
+    minimax,
+    nanochat,
+    nemotron,
+    olmo,
+    qwen,
+    stablelm,
+    starcoder,
+)
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import GLU, like
 
-LLAMA = template()
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
 NO_CHOICE = "this family has no such choice"
 EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-QK_NORM = template(attention=heads(qk_norm=c.QKNorm()))
-WIDE_QK_NORM = template(attention=heads(qk_norm=c.QKNorm(over="width")))
 LAYER = (*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION)
 GPT_LAYER = "transformer.h.{layer}"
 BAILING = f"{p.LAYER_PREFIX}.attention"
@@ -74,7 +85,6 @@ GLM_NORMS = layer_norm_rules(
     pre_feed_forward_norm="post_attention_layernorm",
     post_feed_forward_norm="post_mlp_layernorm",
 )
-HUNYUAN_QK_NORM = c.QKNorm(placement="after_rope")
 HUNYUAN_RULES = (*LAYER, *qk_norm_rules(p.SELF_ATTENTION, "query_layernorm", "key_layernorm"))
 GPT_OSS_EXPERTS = e.Experts(
     moe=c.MoE(
@@ -90,7 +100,6 @@ GPT_OSS_EXPERTS = e.Experts(
         Unused("experts_per_token", "initial_context_length"),
     ),
 )
-STABLELM_QK_NORM = c.QKNorm(norm=c.LayerNorm(parameters="scale"), over="each_head")
 # The norms of queries and keys of StableLM have a tensor for each head.
 STABLELM_NORMS = tuple(
     MappingRule(
@@ -224,7 +233,7 @@ FAMILIES = (
         "qwen2",
         "Qwen2ForCausalLM",
         *(*p.decoder(kv_heads=32), *p.GLU, LastLayerWindows(), RopeField(max_length=32_768)),
-        template=template(attention=heads(biases=p.QKV)),
+        template=qwen.QWEN,
     ),
     # As Mistral, except: experts.
     row(
@@ -240,14 +249,14 @@ FAMILIES = (
         "Qwen3ForCausalLM",
         *(*p.decoder(kv_heads=32, head_dim=128), *p.GLU, p.ATTENTION_BIAS, LastLayerWindows()),
         RopeField(max_length=32_768),
-        template=QK_NORM,
+        template=qwen.QWEN_3,
     ),
     # As Llama, except: norms after the branches, and of all queries and all keys together.
     row(
         "olmo2",
         "Olmo2ForCausalLM",
         *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS, RopeField()),
-        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
+        template=olmo.OLMO_2,
     ),
     # As Llama, except: LayerNorm without parameters, clipped queries, keys and values.
     row(
@@ -255,7 +264,7 @@ FAMILIES = (
         "OlmoForCausalLM",
         *(*p.decoder(eps=None), *p.GLU, p.ATTENTION_BIAS, RopeField()),
         Field("clip_qkv", "attention.clip_qkv", parse=OPTIONAL_NUMBER),
-        template=template(norm=c.LayerNorm(eps=1e-5, parameters="none")),
+        template=olmo.OLMO,
     ),
     # As Llama, except: LayerNorm whose scale is 1 + weight, squared ReLU without a gate.
     row(
@@ -263,7 +272,7 @@ FAMILIES = (
         "NemotronForCausalLM",
         *(*p.decoder(eps=1e-5, eps_name="norm_eps"), *p.glu(activation="relu2")),
         *(RopeField(max_length=4096, fraction=0.5), p.ATTENTION_BIAS, p.MLP_BIAS),
-        template=template(norm=c.LayerNorm(scale_offset=1.0), feed_forward=(c.MLP(hidden_dim=1),)),
+        template=nemotron.NEMOTRON_4,
     ),
     # As Qwen 3, except: experts; one window for all layers.
     row(
@@ -271,7 +280,7 @@ FAMILIES = (
         "Qwen3MoeForCausalLM",
         *(*p.decoder(kv_heads=4), e.qwen_experts(128, 8), p.ATTENTION_BIAS),
         *(Windows(4096, "use_sliding_window"), RopeField(max_length=32_768)),
-        template=QK_NORM,
+        template=qwen.QWEN_3_MOE,
         tensors=(*MOE_LAYER, *e.STACKED_EXPERTS, *e.QWEN_RULES),
     ),
     # As Llama, except: squared ReLU without a gate.
@@ -280,7 +289,7 @@ FAMILIES = (
         "ArceeForCausalLM",
         *(*p.decoder(eps=1e-5), *p.glu(activation="relu2"), RopeField(), p.ATTENTION_BIAS),
         *(p.MLP_BIAS, p.HEADS_DIVIDE_WIDTH),
-        template=template(feed_forward=(c.MLP(hidden_dim=1),)),
+        template=arcee.ARCEE,
     ),
     # As Llama, except: a field of its own for the bias of the output.
     row(
@@ -313,7 +322,7 @@ FAMILIES = (
         *(*p.decoder(kv_heads=2, head_dim=128, eps=1.5625e-7), *p.GLU),
         BiasesField("attention_bias", default=True, layers=p.QKV),
         RopeField(max_length=131_072, pairing="neighbours", fraction=0.5),
-        template=template(norm_placement="sandwich"),
+        template=glm.GLM_4,
         tensors=(*p.TOP_LEVEL, *GLM_NORMS, *p.ATTENTION, *p.QK_NORMS, *p.FUSED_GLU),
     ),
     # As Llama, except: every fourth layer has no positions; windows by layer.
@@ -330,7 +339,7 @@ FAMILIES = (
         "Exaone4ForCausalLM",
         *(*p.decoder(kv_heads=32, eps=1e-5), *p.GLU),
         *(Windows(4096, rule=by_pattern(4), may_lack_size=True), RopeOfWindows()),
-        template=replace(QK_NORM, norm_placement="res_post"),
+        template=exaone.EXAONE_4,
     ),
     # As OLMo 2, except: windows by layer, and a RoPE for each kind of layer.
     row(
@@ -338,7 +347,7 @@ FAMILIES = (
         "Olmo3ForCausalLM",
         *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS),
         *(Windows(4096, rule=by_pattern(4), may_lack_size=True), RopeByLayerType(base=5e5)),
-        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
+        template=olmo.OLMO_3,
     ),
     # As Llama, except: experts; norms of all queries and all keys together, after which it clips.
     row(
@@ -346,7 +355,7 @@ FAMILIES = (
         "OlmoeForCausalLM",
         *(*p.decoder(eps=1e-5), p.ATTENTION_BIAS, RopeField(max_length=4096)),
         *(e.Experts(fields=e.olmo_fields(64, 8)), *fixed(clip_qkv=None)),
-        template=WIDE_QK_NORM,
+        template=olmo.OLMOE,
         tensors=(*p.LLAMA, *e.EXPERT_RULES),
     ),
     # As OLMo 2, except: experts.
@@ -355,7 +364,7 @@ FAMILIES = (
         "FlexOlmoForCausalLM",
         *(*p.decoder(), p.ATTENTION_BIAS, e.Experts(fields=e.olmo_fields(7, 5))),
         RopeField(base=5e5, max_length=4096),
-        template=replace(WIDE_QK_NORM, norm_placement="res_post"),
+        template=olmo.OLMO_2,
         tensors=(*p.LLAMA, *e.EXPERT_RULES),
     ),
     # As Qwen 2, except: experts, one of them shared with a gate.
@@ -386,7 +395,7 @@ FAMILIES = (
         *(*p.decoder(), p.ATTENTION_BIAS, LastLayerWindows(switch=None, rule=from_layer(62))),
         e.deepseek_experts(width=1408, router=replace(e.SIGMOID, renormalise=False)),
         RopeField(),
-        template=QK_NORM,
+        template=qwen.QWEN_3_MOE,
         tensors=(*MOE_LAYER, *e.deepseek_rules()),
         predicts_further_tokens=True,
     ),
@@ -403,7 +412,7 @@ FAMILIES = (
             names=EXPERT_NAMES,
             layers=e.DenseFirst(1, has_types=True),
         ),
-        template=QK_NORM,
+        template=qwen.QWEN_3_MOE,
         tensors=(*MOE_LAYER, *e.deepseek_rules(bias="e_score_correction_bias")),
         predicts_further_tokens=True,
     ),
@@ -422,7 +431,7 @@ FAMILIES = (
             dense=e.dense_fields(bias="mlp_bias"),
         ),
         RopeField(base=11_158_840.0, max_length=131_072),
-        template=QK_NORM,
+        template=hunyuan.HUNYUAN_3,
         tensors=(*MOE_LAYER, *e.deepseek_rules("router.gate", "expert_bias", "shared_mlp")),
         predicts_further_tokens=True,
     ),
@@ -434,7 +443,7 @@ FAMILIES = (
         BiasesField("attention_bias", default=True, layers=p.ALL_BIASES),
         *(Windows(128, rule=by_pattern(2), may_lack_size=True), RopeObject()),
         RopeField(base=1.5e5, max_length=131_072),
-        template=template(attention=heads(sinks=True)),
+        template=gpt_oss.GPT_OSS,
         tensors=(*MOE_LAYER, *e.GPT_OSS_RULES),
     ),
     # As Mixtral, except: chosen by sigmoid and a bias, norms of all queries and keys together.
@@ -444,7 +453,7 @@ FAMILIES = (
         *p.decoder(kv_heads=8, head_dim=128),
         e.mixtral_experts(256, 8, moe=replace(e.MOE, router=e.SIGMOID)),
         RopeField(base=5e6, max_length=196_608, fraction=1.0),
-        template=WIDE_QK_NORM,
+        template=minimax.MINIMAX_M2,
         tensors=(*MOE_LAYER, *e.MIXTRAL_RULES),
     ),
     # As Llama, except: multipliers of the embedding, the scores, the branches and the logits.
@@ -483,7 +492,7 @@ FAMILIES = (
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",
         *(*p.decoder(eps=1e-5), *p.GLU, p.ATTENTION_BIAS, RopeWithAlpha()),
-        template=template(attention=heads(qk_norm=HUNYUAN_QK_NORM)),
+        template=like(hunyuan.HUNYUAN_A13B, feed_forward=(GLU,)),
         tensors=(*HUNYUAN_RULES, *p.FEED_FORWARD),
     ),
     # As it, except: experts and a shared one, all of one width.
@@ -499,7 +508,7 @@ FAMILIES = (
                 Field("moe_topk", "top_k", 1, same_number),
             ),
         ),
-        template=template(attention=heads(qk_norm=HUNYUAN_QK_NORM)),
+        template=hunyuan.HUNYUAN_A13B,
         tensors=(
             *(*HUNYUAN_RULES, *e.expert_rules(e.PREFIX, router="gate.wg")),
             *e.glu_rules(f"{e.PREFIX}.shared_mlp", e.SHARED),
@@ -516,12 +525,12 @@ FAMILIES = (
     row(
         "stablelm",
         "StableLmForCausalLM",
-        PresenceField("qk_layernorm", "attention.qk_norm", part=STABLELM_QK_NORM),
+        PresenceField("qk_layernorm", "attention.qk_norm", part=stablelm.QK_NORM),
         *p.decoder(kv_heads=32, eps=1e-5, eps_name="layer_norm_eps"),
         Field("use_parallel_residual", "block", False, choices=PARALLEL_BLOCK),
         *(*p.GLU, BiasesField("use_qkv_bias", layers=p.QKV)),
         *(RopeField(max_length=4096, fraction=0.25), p.HEADS_DIVIDE_WIDTH),
-        template=template(norm=c.LayerNorm()),
+        template=stablelm.STABLELM_2,
         tensors=(
             *(
                 *LAYER,
@@ -541,12 +550,7 @@ FAMILIES = (
         *(*p.decoder(), *p.glu(activation="relu2"), p.ATTENTION_BIAS),
         Field("final_logit_softcapping", "head.softcap", 15.0, OPTIONAL_NUMBER),
         RopeField(),
-        template=template(
-            norm=c.RMSNorm(parameters="none"),
-            attention=heads(qk_norm=c.QKNorm(norm=c.RMSNorm(parameters="none"))),
-            feed_forward=(c.MLP(hidden_dim=1),),
-            embedding=c.Embedding(norm=c.RMSNorm(parameters="none")),
-        ),
+        template=nanochat.NANOCHAT,
         tensors=(
             *(*p.TOP_LEVEL, *p.PRE_NORMS),
             *map(
@@ -567,7 +571,7 @@ FAMILIES = (
         Field("use_bias", "feed_forward.bias", True),
         *(Windows(None), RopeField(max_length=4096)),
         *fixed(mlp_type="default", norm_type="layer_norm"),
-        template=template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
+        template=starcoder.STARCODER_2,
         tensors=(
             *LAYER,
             *branch_rules(f"{p.LAYER_PREFIX}.mlp", "feed_forward", up="c_fc", down="c_proj"),
@@ -613,9 +617,10 @@ FAMILIES = (
         *(Field("num_hidden_layers", "num_layers"), HeadsField("num_attention_heads")),
         *(*p.norm_eps(1e-5, "layer_norm_eps"), p.UNTIED, *p.glu(activation="relu2")),
         RopeField(max_length=16_384, fraction=0.5),
-        template=template(
+        template=like(
+            LLAMA,
             norm=c.LayerNorm(),
-            attention=heads(biases=p.ALL_BIASES),
+            biases=p.ALL_BIASES,
             feed_forward=(c.MLP(hidden_dim=1, bias=True),),
         ),
         tensors=(
@@ -683,7 +688,7 @@ FAMILIES = (
         *(*p.glu(activation="relu2"), RopeField(max_length=8192), p.HEADS_DIVIDE_WIDTH),
         BiasesField("attention_bias", default=True, layers=p.ALL_BIASES),
         Field("mlp_bias", "feed_forward.bias", True),
-        template=template(norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
+        template=like(LLAMA, norm=c.LayerNorm(), feed_forward=(c.MLP(hidden_dim=1),)),
     ),
     # As Granite, except: sinks, windows by layer, a base of RoPE for each layer.
     row(
@@ -692,7 +697,7 @@ FAMILIES = (
         *(*p.decoder(kv_heads=4, eps=1e-5, tied=True), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS),
         *(*p.GRANITE_MULTIPLIERS, Windows(128, rule=three_of_four), written_window(128)),
         RopeByTheta(max_length=8192),
-        template=template(attention=heads(sinks=True)),
+        template=like(LLAMA, sinks=True),
     ),
     # As it, except: experts and a shared one.
     row(
@@ -700,7 +705,7 @@ FAMILIES = (
         "GraniteMoeSWAForCausalLM",
         *(*p.decoder(), p.ATTENTION_BIAS, e.GRANITE_SHARED_EXPERTS, *p.GRANITE_MULTIPLIERS),
         *(Windows(128, rule=three_of_four), written_window(128), RopeByTheta()),
-        template=template(attention=heads(sinks=True)),
+        template=like(LLAMA, sinks=True),
         tensors=(
             MappingRule(f"{e.MIXTRAL_PREFIX}.router.weight", "feed_forward/router/kernel", LINEAR),
             *e.stacked_rules(
@@ -756,7 +761,7 @@ FAMILIES = (
         MellumRope(base=5e5, local_base=1e4, max_length=131_072),
         Unused("num_mtp_layers", "num_nextn_predict_layers"),
         Unused("mtp_layer_types", "mtp_mlp_layer_types"),
-        template=QK_NORM,
+        template=qwen.QWEN_3_MOE,
         tensors=(*MOE_LAYER, *e.QWEN_RULES),
         ignored_tensors=(*INV_FREQ_PATTERNS, r"mtp\..*"),
     ),
@@ -775,7 +780,7 @@ FAMILIES = (
         ),
         *(Windows(513, rule=flint_windows), written_window(513)),
         RopeOfWindows(max_length=262_144, without_windows=False),
-        template=template(attention=heads(qk_norm=c.QKNorm(), sinks=True)),
+        template=like(qwen.QWEN_3, sinks=True),
         tensors=(
             MappingRule(f"{p.SELF_ATTENTION}.softmax_offset", "attention/sinks"),
             *(*p.TOP_LEVEL, *p.PRE_NORMS, *attention_rules(p.SELF_ATTENTION), *p.QK_NORMS),

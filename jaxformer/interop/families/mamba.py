@@ -15,7 +15,6 @@ from jaxformer.interop.config_fields import (
     Unused,
     fixed,
     read_options,
-    template,
     with_options,
     write_options,
 )
@@ -31,6 +30,8 @@ from jaxformer.interop.families.mixers import (
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import DEPTHWISE, FLAT
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.mamba import MAMBA_2
 
 PROJECTIONS = ("gate", "value", "key", "query", "step")  # z, x, B, C and dt
 CONVOLUTIONS = ("value", "key", "query")
@@ -215,7 +216,7 @@ FAMILIES = (
     Family(
         "mamba2",
         "Mamba2ForCausalLM",
-        template(attention=MAMBA2_LAYER, feed_forward=(c.NoFeedForward(),)),
+        MAMBA_2,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim"),
@@ -237,7 +238,7 @@ FAMILIES = (
     Family(
         "bamba",
         "BambaForCausalLM",
-        template(),
+        LLAMA,
         (
             *(*p.decoder(heads=32, kv_heads=8, eps=1e-5), *p.glu(14_336)),
             *(p.ATTENTION_BIAS, p.MLP_BIAS),

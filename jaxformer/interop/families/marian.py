@@ -6,7 +6,7 @@ M2M-100. Marian and FSMT are post-norm. XGLM is a decoder like that of M2M-100.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,17 +26,16 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    heads,
     read_options,
     root_of_width,
-    template,
     with_options,
     write_options,
 )
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
 from jaxformer.interop.transforms import LINEAR
+from jaxformer.zoo.sizes import like
+from jaxformer.zoo.translators import M2M_100, PEGASUS, XGLM
 
 ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}"
 
@@ -85,27 +84,9 @@ IGNORED_TENSORS = (
     r"model\.(encoder|decoder)\.embed_tokens\.weight",
 )
 XGLM_LAYER = "model.layers.{layer}"
-MARIAN = template(
-    topology=c.EncoderDecoder(num_encoder_layers=1),
-    norm=c.LayerNorm(eps=1e-5),
-    norm_placement="post",
-    final_norm=False,
-    embedding=c.Embedding(positions=c.Sinusoid(layout="halves")),
-    attention=heads(positions=(None,), biases=ALL_BIASES),
-    feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-    head=c.LMHead(tied=True, bias=True),
-)
-FSMT = replace(
+MARIAN = like(PEGASUS, norm_placement="post", final_norm=False)
+FSMT = like(
     MARIAN, embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor")), head=c.LMHead()
-)
-PEGASUS = replace(MARIAN, norm_placement="pre", final_norm=True)
-M2M_100 = replace(
-    PEGASUS, embedding=c.Embedding(positions=FSMT.embedding.positions), head=c.LMHead(tied=True)
-)
-XGLM = replace(
-    M2M_100,
-    topology=c.Decoder(),
-    embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor", offset=2)),
 )
 ENCODER_FIELDS = (
     HeadsField("encoder_attention_heads", width="d_model"),

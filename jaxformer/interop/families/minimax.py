@@ -13,15 +13,7 @@ import numpy as np
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_fields import (
-    Change,
-    Derived,
-    Options,
-    Unused,
-    Written,
-    fixed,
-    template,
-)
+from jaxformer.interop.config_fields import Change, Derived, Options, Unused, Written, fixed
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
@@ -29,6 +21,8 @@ from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import LINEAR_BY_GROUP
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
 BRANCHES = {"attention": "full_attn", "recurrent": "linear_attn", "feed_forward": "mlp"}
 BLOCK_SIZE = 256  # tokens of a block, without effect on the results
@@ -143,7 +137,9 @@ FAMILIES = (
     Family(
         "minimax",
         "MiniMaxForCausalLM",
-        template(norm_placement="post", final_norm=False, embedding=c.Embedding(norm=c.RMSNorm())),
+        like(
+            LLAMA, norm_placement="post", final_norm=False, embedding=c.Embedding(norm=c.RMSNorm())
+        ),
         (
             *(*p.decoder(kv_heads=8, eps=1e-5), e.mixtral_experts(), ResidualFactors()),
             PartialRope(base=1e6, max_length=131_072),

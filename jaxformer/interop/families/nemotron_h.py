@@ -12,9 +12,7 @@ from jaxformer.interop.config_fields import (
     Options,
     Unused,
     fixed,
-    heads,
     read_options,
-    template,
     with_options,
     write_options,
 )
@@ -30,6 +28,8 @@ from jaxformer.interop.families.mamba import (
 )
 from jaxformer.interop.families.mixers import first_mixer, of_kind
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
 LAYER = "backbone.layers.{layer}"
 MIXER = f"{LAYER}.mixer"
@@ -184,7 +184,7 @@ FAMILIES = (
     Family(
         "nemotron_h",
         "NemotronHForCausalLM",
-        template(attention=heads(positions=(None,)), feed_forward=(c.NoFeedForward(),)),
+        like(LLAMA, positions=(None,), feed_forward=(c.NoFeedForward(),)),
         (
             *(VOCABULARY, WIDTH, *HEADS, p.UNTIED, Blocks()),
             Field("layer_norm_epsilon", "norm.eps", 1e-5),

@@ -9,13 +9,15 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_fields import Field, Options, Unused, heads, template
+from jaxformer.interop.config_fields import Field, Options, Unused
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.mixers import Kind, Mixer, linear_attention, of_kind
 from jaxformer.interop.family import Family
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import DEPTHWISE
+from jaxformer.zoo.olmo import OLMO_2
+from jaxformer.zoo.sizes import like
 
 DELTA_NET = f"{p.LAYER_PREFIX}.linear_attn"
 CONVOLUTIONS = {name: f"{DELTA_NET}.{name[0]}_conv1d.weight" for name in p.QKV}
@@ -82,7 +84,7 @@ FAMILIES = (
     Family(
         "olmo_hybrid",
         "OlmoHybridForCausalLM",
-        template(attention=heads(qk_norm=c.QKNorm(over="width"))),
+        like(OLMO_2, norm_placement="pre"),
         (
             *(*p.decoder(heads=30), *p.GLU, p.ATTENTION_BIAS),
             OptionalRope(max_length=65_536),

@@ -14,13 +14,12 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    heads,
     root_of_width,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
+from jaxformer.zoo.opt import OPT
 
 STACK = "model.decoder"
 LAYER = f"{STACK}.layers.{{layer}}"
@@ -60,12 +59,7 @@ FAMILIES = (
     Family(
         "opt",
         "OPTForCausalLM",
-        template(
-            norm=c.LayerNorm(eps=1e-5),
-            embedding=c.Embedding(positions=c.Learned(max_length=1, offset=2)),
-            attention=heads(positions=(None,)),
-            feed_forward=(c.MLP(hidden_dim=1),),
-        ),
+        OPT,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim"),
@@ -104,12 +98,7 @@ FAMILIES = (
     Family(
         "biogpt",
         "BioGptForCausalLM",
-        template(
-            norm=c.LayerNorm(eps=1e-5),
-            embedding=c.Embedding(positions=c.Learned(max_length=1, offset=2)),
-            attention=heads(positions=(None,), biases=ALL_BIASES),
-            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-        ),
+        OPT,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim", 1024),

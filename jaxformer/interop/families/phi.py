@@ -18,9 +18,7 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    heads,
     read_options,
-    template,
     with_options,
     write_options,
 )
@@ -41,6 +39,9 @@ from jaxformer.interop.param_mapping import (
 )
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import BY_GROUP, IN_TURN
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.phi import PHI, PHI_3, PHI_3_SMALL
+from jaxformer.zoo.sizes import like
 
 
 class PhiRope(RopeField):
@@ -170,7 +171,7 @@ FAMILIES = (
     Family(
         "phi3",
         "Phi3ForCausalLM",
-        template(),
+        PHI_3,
         (
             *(*p.decoder(eps=1e-5), *p.GLU, Windows(None)),
             PhiRope(
@@ -193,7 +194,7 @@ FAMILIES = (
     Family(
         "phimoe",
         "PhimoeForCausalLM",
-        template(norm=c.LayerNorm()),
+        like(LLAMA, norm=c.LayerNorm()),
         (
             *(*p.decoder(kv_heads=8, eps=1e-5), p.ATTENTION_BIAS),
             Field("lm_head_bias", "head.bias", False),
@@ -214,11 +215,7 @@ FAMILIES = (
     Family(
         "phi3small",
         "Phi3SmallForCausalLM",
-        template(
-            norm=c.LayerNorm(),
-            attention=heads(biases=p.ALL_BIASES),
-            feed_forward=(c.ClampedGEGLU(hidden_dim=1),),
-        ),
+        PHI_3_SMALL,
         (
             *p.decoder(kv_heads=8, eps=1e-5, eps_name="layer_norm_epsilon", tied=True),
             Field("ff_intermediate_size", "feed_forward.hidden_dim"),
@@ -250,13 +247,7 @@ FAMILIES = (
     Family(
         "phi",
         "PhiForCausalLM",
-        template(
-            norm=c.LayerNorm(),
-            block="parallel_shared_norm",
-            attention=heads(biases=p.ALL_BIASES),
-            feed_forward=(c.MLP(hidden_dim=1, bias=True),),
-            head=c.LMHead(bias=True),
-        ),
+        PHI,
         (
             PresenceField(
                 *("qk_layernorm", "attention.qk_norm"), part=c.QKNorm(norm=c.LayerNorm())

@@ -5,10 +5,11 @@ supported.
 """
 
 from jaxformer.interop import param_mapping as m
-from jaxformer.interop.config_fields import Field, Options, Unused, Written, fixed, heads, template
+from jaxformer.interop.config_fields import Field, Options, Unused, Written, fixed
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
+from jaxformer.zoo.qwen import QWEN
 
 LAYER = "transformer.h.{layer}"
 
@@ -32,7 +33,7 @@ FAMILIES = (
     Family(
         "qwen",
         "QWenLMHeadModel",
-        template(attention=heads(biases=p.QKV)),
+        QWEN,
         (
             Field("vocab_size", "vocab_size"),
             Field("hidden_size", "model_dim"),

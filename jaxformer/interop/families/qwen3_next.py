@@ -17,8 +17,6 @@ from jaxformer.interop.config_fields import (
     Options,
     Unused,
     fixed,
-    heads,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
@@ -35,6 +33,8 @@ from jaxformer.interop.param_mapping import (
 )
 from jaxformer.interop.rope_config import RopeField
 from jaxformer.interop.transforms import DEPTHWISE, LINEAR, LINEAR_BY_GROUP, Rearrange, Transform
+from jaxformer.zoo.llama import LLAMA
+from jaxformer.zoo.sizes import like
 
 PREFIX = f"{p.LAYER_PREFIX}.linear_attn"
 PARTS = ("query", "key", "value")
@@ -137,9 +137,7 @@ def lara_word(layer: int) -> str:
 
 
 NORM = c.RMSNorm(scale_offset=1.0)
-MODEL = template(
-    norm=NORM, attention=heads(qk_norm=c.QKNorm(norm=NORM), output_gate=c.OutputGate())
-)
+MODEL = like(LLAMA, norm=NORM, qk_norm=c.QKNorm(norm=NORM), output_gate=c.OutputGate())
 FIELDS: Fields = (
     RopeField(max_length=32_768, fraction=0.25),
     *fixed(attn_output_gate=True, attention_bias=False),
@@ -209,7 +207,7 @@ FAMILIES = (
     Family(
         "lara_mini",
         "LaraMiniForCausalLM",
-        template(attention=heads(qk_norm=c.QKNorm())),
+        like(LLAMA, qk_norm=c.QKNorm()),
         (
             *(*p.decoder(heads=16, kv_heads=4, head_dim=128, tied=True), p.ATTENTION_BIAS),
             LARA_EXPERTS,

@@ -19,6 +19,7 @@ from jaxformer.interop.families import t5
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 from jaxformer.interop.transforms import LINEAR
+from jaxformer.zoo.switch import SWITCH
 
 # Settings of training, and one that the released code reads and never uses.
 WITHOUT_EFFECT = ("router_z_loss_coef", "add_router_probs", "router_ignore_padding_tokens")
@@ -96,7 +97,7 @@ FAMILIES = (
     Family(
         "switch_transformers",
         "SwitchTransformersForConditionalGeneration",
-        t5.TEMPLATE,
+        SWITCH,
         (
             *t5.FIELDS,
             Fixed(

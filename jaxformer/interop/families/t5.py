@@ -13,13 +13,12 @@ from jaxformer.interop.config_fields import (
     Unused,
     Written,
     fixed,
-    heads,
-    template,
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.transforms import LINEAR
+from jaxformer.zoo.t5 import MT5, T5
 
 ENCODER, DECODER = "encoder.block.{layer}.layer", "decoder.block.{layer}.layer"
 BIAS_TENSOR = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -113,11 +112,6 @@ def head_scale(options: Options) -> float:
     return float(options["model_dim"] ** -0.5)
 
 
-TEMPLATE = template(
-    topology=c.EncoderDecoder(num_encoder_layers=1),
-    attention=heads(positions=(c.T5Bias(),), scale=1.0),
-    feed_forward=(c.MLP(hidden_dim=1),),
-)
 FIELDS: Fields = (
     Field("vocab_size", "vocab_size"),
     Field("d_model", "model_dim", None, POSITIVE_INTEGER),
@@ -142,7 +136,7 @@ FAMILIES = (
     Family(
         "t5",
         "T5ForConditionalGeneration",
-        TEMPLATE,
+        T5,
         (*FIELDS, Network("relu"), SCALED_OUTPUTS),
         MAPPING,
         ignored_tensors=IGNORED_TENSORS,
@@ -152,7 +146,7 @@ FAMILIES = (
     Family(
         "mt5",
         "MT5ForConditionalGeneration",
-        TEMPLATE,
+        MT5,
         (*FIELDS, Network("gated-gelu"), Unused("scale_decoder_outputs")),
         MAPPING,
         ignored_tensors=IGNORED_TENSORS,
