@@ -35,7 +35,8 @@ RunType = TypeVar("RunType")
 
 VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
 LEARNING_RATE = "optimizer.schedule"  # path of the schedule, whose peak it is
-HELP_FLAGS = ("--help",)
+RATE_FLAGS = ("--learning-rate", "--lr")
+OTHER_FLAGS = ("--help", "--import")
 RESUME_FLAGS = ("--resume", "--resume-or-begin")
 
 registry = tyro.constructors.ConstructorRegistry()
@@ -48,6 +49,7 @@ def parse_run(
     *,
     init_run: Callable[[RunType, str], RunType] | None = None,
     resume_run: Callable[[RunType, str | None], RunType] | None = None,
+    tune_run: Callable[[RunType], RunType] | None = None,
 ) -> RunType:
     """Parse a RunConfig from the command line: ``[NAMED_RUN] [--field value ...]``.
 
@@ -59,6 +61,8 @@ def parse_run(
             model, to which the other flags apply.
         resume_run: Function of the default run and the value of --output that returns the saved
             run to resume, so that its flags need not be repeated. Not called for a named run.
+        tune_run: Function from a run that begins with the model of --init to that with a learning
+            rate for it. Not called where flags set the rate.
 
     Returns:
         The named run with its fields replaced. Invalid arguments end the process with a message.
@@ -77,8 +81,10 @@ def parse_run(
     if resume_run is not None and not named and set(RESUME_FLAGS) & set(arguments):
         default = resume_run(default, _flag_value("--output", arguments))
     before = (None, getattr(default, "init", None))  # a resumed run has it already
-    if init_run is not None and (init := _flag_value("--init", arguments)) not in before:
+    begins = init_run is not None and (init := _flag_value("--init", arguments)) not in before
+    if init_run is not None and begins:
         default = init_run(default, str(init))
+    has_rate = {*RATE_FLAGS, _flag(LEARNING_RATE)} & {*_flags_in(arguments)}
     default, arguments = _choose_learning_rate(default, arguments)
     default, arguments, kind = _choose_attention_type(default, arguments)
     check_flags(default, arguments)
@@ -98,6 +104,8 @@ def parse_run(
             description=help_text,
             config=(tyro.conf.AvoidSubcommands,),  # flags for the default's type only
         )
+    if tune_run is not None and begins and not has_rate:
+        run = tune_run(run)
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     return with_tokenizer(run, default, keeps_vocabulary="--model.vocab-size" in flags)
 
@@ -142,15 +150,18 @@ def parse_args(
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
     """End the process at a flag of a field that does not exist, and list those that do."""
     known = {_flag(path): value for path, value, _ in fields_by_path(run)}
-    check_top_flags(known, arguments)
+    rates = RATE_FLAGS if _flag(LEARNING_RATE) in known else ()
+    check_top_flags([*known, *rates], arguments)
     for flag in _flags_in(arguments):
         above, _, name = flag.rpartition(".")
-        if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
+        if not above or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
             continue
+        if above not in known:
+            hint = did_you_mean(flag, known)
+            exit_with_error(f"There is no flag {flag}.{hint} --help lists all flags.")
         if below := [other for other in known if other.rpartition(".")[0] == above]:
-            leaves = [other.rpartition(".")[2] for other in below]
-            hint = did_you_mean(name, leaves)
-            if name in ("lr", "learning-rate"):
+            hint = did_you_mean(name, [other.rpartition(".")[2] for other in below])
+            if f"--{name}" in rates or (not hint and did_you_mean(f"--{name}", rates)):
                 hint = " Pass --learning-rate."
             exit_with_error(f"There is no flag {flag}.{hint} Flags of {above}: {', '.join(below)}.")
         whole = shlex.join(_flag_tokens(above[2:], known[above]))
@@ -159,7 +170,7 @@ def check_flags(run: Any, arguments: Iterable[str]) -> None:
 
 def check_top_flags(known: Iterable[str], arguments: Iterable[str]) -> None:
     """End the process at a flag without a dot that does not exist, and name similar ones."""
-    names = {*known, *HELP_FLAGS}
+    names = {*known, *OTHER_FLAGS}
     for flag in _flags_in(arguments):
         if "." in flag or {flag, f"--{flag.removeprefix('--no-')}"} & names:
             continue
@@ -241,7 +252,7 @@ def _choose_learning_rate(run: RunType, arguments: list[str]) -> tuple[RunType, 
         return run, arguments
     for argument in remaining:
         flag, _, text = argument.partition("=")
-        if flag.replace("_", "-") not in ("--lr", "--learning-rate"):
+        if flag.replace("_", "-") not in RATE_FLAGS:
             other_arguments.append(argument)
             continue
         if _flag(LEARNING_RATE) in _flags_in(arguments):

@@ -83,8 +83,9 @@ class LMEvalModel(TemplateLM):
 
         A rendered conversation that opens with the bos token gets no second one.
         """
-        if add_special_tokens is False or not string:
-            return self._model.encode(string, add_special_tokens=False)
+        adds = add_special_tokens is not False
+        if not adds or (self._model.adds_special_tokens and not string):
+            return self._model.encode(string, add_special_tokens=adds)
         ids, first = self._model.encode_prompt(string)[0], self._model.bos_tokens[0]
         return ids[1:] if ids[:2] == [first, first] else ids
 

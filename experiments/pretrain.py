@@ -73,7 +73,8 @@ class Pretrain(EpochsConfig):
         buffer_gb: Maximum number of gigabytes in `cache` of a corpus in a store, such as
             hf://datasets/NAME, which is tokenized while the model is trained.
         evaluate_rows: Held-out rows of an evaluation during training; the final one uses all rows.
-        prompt: Prompt of the sample that is printed at the end.
+        prompt: Prompt of the sample that is printed at the end; if it is empty, that of the first
+            held-out instruction, or the beginning of a text.
         sample_tokens: Length of the sample in tokens; None is no sample.
     """
 
@@ -450,10 +451,15 @@ def template_file(run: Any, template: data.ChatTemplate | None) -> dict[str, str
 def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
     """Encode the prompt of the sample: after the bos token, or as the user message of a chat.
 
+    Without a prompt it is that of the first held-out instruction, if there are any.
+
     Raises:
         ValueError: It cannot be encoded, or it fills the context.
     """
-    template, tokenizer = text.template, text.tokenizer
+    template, tokenizer, rows = text.template, text.tokenizer, text.held_out
+    if not (run.prompt or isinstance(rows, data.StreamedRows)) and has_instructions(run.corpus):
+        num_asked = 1 + int(rows.loss_mask_at([0])[0].argmax())
+        return rows[[0]].tokens[0, :num_asked][1 - run.context :].tolist()
     try:
         if template is not None:
             chat_text = [{"role": "user", "content": run.prompt}]

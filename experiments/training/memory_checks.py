@@ -62,7 +62,8 @@ def check_memory(
         optimizer=type(run.optimizer.optimizer).__name__.lower(),
         platform=mesh.devices.flat[0].platform,
     )
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in needed._asdict().items())
+    sizes = needed._asdict().items()
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(x)}" for name, x in sizes if x)
     print(
         f"Estimated memory per device: {format_bytes(needed.total)} ({parts}); "
         f"{format_count(costs.num_parameters(run.model))} parameters."

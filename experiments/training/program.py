@@ -26,6 +26,7 @@ from jaxformer.json_files import get_field, read_json
 from jaxformer.training.checkpoints import Checkpoints
 
 RATE_WIDTH = 1024  # up to this width a learning rate depends on it
+ADAPTER_RATE = 10
 MAX_RISE = 0.02  # of the held-out loss since the best step
 FEW_STEPS, ENOUGH_STEPS = 50, 200  # updates of fine-tuning
 
@@ -34,26 +35,28 @@ def run_program(
     main: Callable[[AnyRunConfig], Any],
     runs: Mapping[str, AnyRunConfig],
     description: str,
-    init_run: Callable[[AnyRunConfig, str], AnyRunConfig] = run_from_checkpoint,
+    tune_run: Callable[[AnyRunConfig], AnyRunConfig] | None = None,
 ) -> None:
     """Parse the command line and call `main`; errors of the user print one sentence."""
     with readable_errors():
-        hooks: Any = {"init_run": init_run, "resume_run": load_resumed_run}
-        main(parse_run(runs, description, **hooks))
+        hooks: Any = {"init_run": run_from_checkpoint, "resume_run": load_resumed_run}
+        main(parse_run(runs, description, **hooks, tune_run=tune_run))
 
 
-def tuned_run(run: AnyRunConfig, name: str) -> AnyRunConfig:
-    """The run with the model of --init, and a learning rate for its width.
+def tuned_run(run: AnyRunConfig) -> AnyRunConfig:
+    """The run with a learning rate for the width of its model, and for adapters.
 
     Updates of AdamW change the outputs of a kernel in proportion to its width, so the rate is that
-    of `RATE_WIDTH`, times `RATE_WIDTH` / width for narrower models.
+    of `RATE_WIDTH`, times `RATE_WIDTH` / width for narrower models. Adapters learn best at
+    `ADAPTER_RATE` times the rate of all parameters.
 
     References:
         Yang et al., Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter
-        Transfer, 2022. arXiv:2203.03466, table 3.
+        Transfer, 2022. arXiv:2203.03466, table 3. Schulman et al., LoRA Without Regret, 2025.
+        Thinking Machines Lab, doi:10.64434/tml.20250929
     """
-    run = run_from_checkpoint(run, name)
     schedule, factor = run.optimizer.schedule, max(1.0, RATE_WIDTH / run.model.model_dim)
+    factor *= 1 if run.model.adapter is None else ADAPTER_RATE
     schedule = replace(schedule, peak=float(f"{factor * schedule.peak:.3g}"))
     return replace(run, optimizer=replace(run.optimizer, schedule=schedule))
 

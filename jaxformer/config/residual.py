@@ -57,10 +57,12 @@ class Residual(Option, protocol=True):
     Attributes:
         per: Whether read and write stand around each "branch", or around a whole "layer".
         norms_input: Whether read does what the norm before the branch would do.
+        in_float32: Whether the functions take parameters in float32, whatever the dtype of x.
     """
 
     per: ClassVar[Literal["branch", "layer"]] = "branch"
     norms_input: ClassVar[bool] = False
+    in_float32: ClassVar[bool] = False
     __call__ = unimplemented_method("__call__", "the model")
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
@@ -179,6 +181,8 @@ class HyperConnections(Residual):
     References:
         Zhu et al., Hyper-Connections, 2024. arXiv:2409.19606, sections 2 and 3, appendix J
     """
+
+    in_float32 = True
 
     num_streams: int = 2
     dynamic: bool = True

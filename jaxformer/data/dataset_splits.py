@@ -22,9 +22,9 @@ def training_files(names: Sequence[str], where: str | Path, *, always: bool = Fa
     """The files of a dataset without those that its names reserve for evaluation.
 
     A word of the file's name says its split, as in ``test-00000-of-00001.parquet`` or
-    ``wiki.valid.txt``, else one of its innermost folder with such a word, as in ``dev/a.jsonl``.
-    Texts that are no records are left out only beside texts for training of the same suffix. What
-    is left out is logged once. If all files are for evaluation, all are kept: they are asked for.
+    ``wiki.valid.txt``, or a word of a folder, as in ``dev/a.jsonl``; what has none is read. Texts
+    that are no records are left out only beside a file for training, whatever its suffix. What is
+    left out is logged once. If all files are for evaluation, all are kept: they are asked for.
 
     Args:
         names: Paths relative to the folder, with ``/``.
@@ -33,33 +33,37 @@ def training_files(names: Sequence[str], where: str | Path, *, always: bool = Fa
 
     Returns:
         The names to read, in order.
+
+    Raises:
+        ValueError: Folder and name of a file of records disagree, as in ``train/test.jsonl``.
     """
-    splits = {name: _split(name) for name in names}
-    trained = {data_suffix(Path(name)) for name, split in splits.items() if split in TRAIN}
+    parts = {name: _parts_for_training(name) for name in names}
+    code = {name for name in names if data_suffix(Path(name)) in SOURCE_CODE}
+    has_training = any(said[:1] == [True] for name, said in parts.items() if name not in code)
     left_out = list[str]()
-    for name, split in splits.items():
-        suffix = data_suffix(Path(name))
-        is_data = always or suffix in RECORD_SUFFIXES
-        if split in EVALUATION and (is_data or suffix in trained - {*SOURCE_CODE}):
+    for name, said in parts.items():
+        is_data = always or data_suffix(Path(name)) in RECORD_SUFFIXES
+        if is_data and len(set(said)) > 1:
+            raise ValueError(
+                f"{name} of {where} is named both for training and for evaluation: rename it, or "
+                "pass the files or folders to train on."
+            )
+        if said[:1] == [False] and (is_data or (has_training and name not in code)):
             left_out.append(name)
-    if not left_out or len(left_out) == len(splits):
+    if not left_out or len(left_out) == len(names):
         return list(names)
     shown = ", ".join(left_out[:NUM_SHOWN]) + ", ..." * (len(left_out) > NUM_SHOWN)
     _log_once(
-        f"{len(left_out)} of the {len(splits)} files of {where} are for validation or testing and "
+        f"{len(left_out)} of the {len(names)} files of {where} are for validation or testing and "
         f"are left out: {shown}. To read them, pass them alone."
     )
     return [name for name in names if name not in set(left_out)]
 
 
-def _split(name: str) -> str | None:
-    """The word of the innermost part of a path that names a split; one of training comes first."""
-    for part in reversed(PurePosixPath(name.lower()).parts):
-        words = re.split(r"[-._ 0-9]+", part)
-        for known in (TRAIN, EVALUATION):
-            if found := [word for word in words if word in known]:
-                return found[0]
-    return None
+def _parts_for_training(name: str) -> list[bool]:
+    """Whether each part of a path that names splits names training, from the file outwards."""
+    parts = [set(re.split(r"[-._ 0-9]+", x)) for x in reversed(PurePosixPath(name.lower()).parts)]
+    return [bool(words & TRAIN) for words in parts if words & (TRAIN | EVALUATION)]
 
 
 @cache

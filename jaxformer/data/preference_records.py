@@ -144,9 +144,14 @@ def _is_part(prompt: Messages, shared: Messages) -> bool:
 
 
 def _shared_text_length(chosen: str, rejected: str) -> int:
-    """Length of the beginning of both texts, without a last space, as `trl.extract_prompt`."""
-    size = len(os.path.commonprefix([chosen[:-1], rejected[:-1]]))
-    return size - chosen[:size].endswith(" ")
+    """Length of the beginning of both texts, as `trl.extract_prompt`.
+
+    It is without the space before they differ; of a text that the other continues, the last
+    character is its answer.
+    """
+    size = len(os.path.commonprefix([chosen, rejected]))
+    continues = size == min(len(chosen), len(rejected))
+    return size - (continues or chosen[:size].endswith(" "))
 
 
 def _key(prompt: str | Messages) -> int:

@@ -156,6 +156,9 @@ def _join_mxfp4(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 def read_tensor(stored: StoredTensor) -> np.ndarray:
     """Return one tensor, which is read from its file where it is used.
 
+    The file's size is checked here. The operating system ends the process (SIGBUS) if the file
+    becomes shorter while the tensor is in use: a new file must take the name of the old one.
+
     Raises:
         ValueError: The file has become shorter since its header was read.
     """

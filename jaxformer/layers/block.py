@@ -99,8 +99,8 @@ class Block(nn.Module):
         if state.embedding is not None:
             x = self.add_layer_embedding(x, state.embedding)
         if cfg.layer_scalar:
-            scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features", dtype=x.dtype)
-            x = x * scalar[0]
+            scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features")
+            x = (x.astype(jnp.float32) * scalar[0]).astype(x.dtype)
         stream = sow_stream(self, x if join is None else join(x))
         return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 

@@ -33,10 +33,15 @@ class AnnotatedParameter(nn.Partitioned):
 
 FLOAT32 = np.dtype(np.float32)
 # Parameters whose rounding changes what a model computes, by the end of their path: a router's
-# choices of experts, attention sinks, and the factors of a residual stream and of recurrences.
+# choices of experts, attention sinks, functions of the distance, and the factors of residual
+# streams and of recurrences.
 FLOAT32_PARAMETERS = (
-    *("router/kernel", "router/bias", "selection_bias", "expert_scale", "sinks", "layer_scalar"),
-    *("rate/bias", "step_bias/bias", "skip/bias", "memory/bias", "angles/bias"),
+    *("/router/kernel", "/router/bias", "/selection_bias", "/expert_scale", "/sinks"),
+    *("/rate/bias", "/step_bias/bias", "/skip/bias", "/memory/bias", "/angles/bias"),
+    *(f"/relative_bias/{x}" for x in ("c", "length_factor", "hidden_kernel", "hidden_bias")),
+    *("/relative_bias/out_kernel", "/relative_bias/out_bias", "/layer_scalar"),
+    *(f"_residual/{x}" for x in ("read", "mix", "write", "norm", "weights")),
+    *("_residual/input_scale", "_residual/output_scale"),
 )
 
 
@@ -53,7 +58,7 @@ def storage_dtype(path: str, dtype: DTypeLike) -> np.dtype:
     Returns:
         `dtype`, or at least float32 for `FLOAT32_PARAMETERS`.
     """
-    stays = f"/{path}".endswith(tuple(f"/{end}" for end in FLOAT32_PARAMETERS))
+    stays = f"/{path}".endswith(FLOAT32_PARAMETERS)
     is_narrow = jnp.dtype(dtype).itemsize < FLOAT32.itemsize
     return FLOAT32 if stays and is_narrow else jnp.dtype(dtype)
 

@@ -38,7 +38,8 @@ class ResidualParameters(nn.Module):
                     f"{type(option).__name__}.{scope}: every device has all of the stream, so axes "
                     f"must be model or features; got {parameter.axes!r} of {parameter_name!r}."
                 )
-        return option_parameters(self, option, declared, self.runtime.dtype)
+        dtype = jnp.float32 if option.in_float32 else self.runtime.dtype
+        return option_parameters(self, option, declared, dtype)
 
 
 def begin(
@@ -67,7 +68,8 @@ def check_read(
 ) -> None:
     """Check that a branch reads one vector for each token."""
     name, declared = f"{type(option).__name__}.read", option.parameters(x.shape[-1])
-    params = {key: jax.ShapeDtypeStruct(one.shape, x.dtype) for key, one in declared.items()}
+    dtype = jnp.float32 if option.in_float32 else x.dtype
+    params = {key: jax.ShapeDtypeStruct(one.shape, dtype) for key, one in declared.items()}
     place = c.Place(jnp.int32(0), "layer" if option.per == "layer" else "attention", attention)
     with named_errors(name):
         read, _ = jax.eval_shape(lambda s, p: option.read(s, p, place), state, params)

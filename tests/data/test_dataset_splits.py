@@ -25,7 +25,10 @@ SHARDED = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parqu
         (["wiki.train.raw"], ["wiki.test.raw", "wiki.valid.raw"]),
         (["Stories-train.txt"], ["Stories-valid.txt"]),
         (["x.jsonl"], ["eval.jsonl", "TEST.jsonl.gz", "my testing 2.ndjson", "evaluation1.json"]),
-        (["training set/train.json"], ["training set/dev-v1.1.json"]),
+        (["train.json"], ["test.txt", "valid/wiki.tokens"]),
+        (["train.raw", "notes.txt"], ["test.md"]),
+        (["notes.txt", "test.md", "train.py"], []),  # of source code
+        (["training/plan.txt"], ["training/test.md"]),  # no records
         (["train_test.jsonl", "contest.jsonl", "latest/x.jsonl", "a.jsonl"], ["b-test.jsonl"]),
         (["train.py", "test.py", "test/x.py", "notes.md", "test_plan.md"], []),
         (["test/a.jsonl", "validation/b.jsonl"], []),  # alone, they are asked for
@@ -41,6 +44,15 @@ def test_names_of_validation_and_test_files(kept, left_out, caplog):
     count = f"{len(left_out)} of the {len(names)} files of {where} are for validation or testing"
     assert [text.startswith(count) for text in said] == [True] * bool(left_out)
     assert all(name in said[0] for name in left_out[:3])
+
+
+def test_a_folder_and_a_name_that_disagree_are_refused():
+    for name in ("test/train.jsonl", "train/test-0.parquet", "training set/dev-v1.1.json"):
+        message = rf"{name} of here is named both for training and for evaluation: rename it"
+        with pytest.raises(ValueError, match=message):
+            training_files(["a.jsonl", name], "here")
+    with pytest.raises(ValueError, match=r"val/x_train\.bin of here is named both"):
+        training_files(["val/x_train.bin"], "here", always=True)
 
 
 def test_tokens_are_left_out_by_their_names_alone(caplog):

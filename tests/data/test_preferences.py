@@ -229,11 +229,14 @@ def test_texts_that_begin_with_their_prompt(tmp_path):
     """The prompts are those of TRL's `extract_prompt`."""
     lines = [
         {"chosen": "The sky is blue.", "rejected": "The sky is green."},
-        {"chosen": "Q: a A: b", "rejected": "Q: a A: bc"},
+        {"chosen": "Q: a A: b", "rejected": "Q: a A: bc"},  # the last character is an answer
+        {"chosen": "Q: a A: bc", "rejected": "Q: a A: bd"},
+        {"chosen": "Q: a A: b", "rejected": "Q: a A: "},
     ]
     pairs = read(tmp_path, *lines, length=30, template=CHATML)
-    rows = pairs.rows(np.arange(4))
-    assert counted(rows) == [" blue.E", " green.E", " bE", " bcE"]
+    rows = pairs.rows(np.arange(8))
+    assert counted(rows)[:4] == [" blue.E", " green.E", "bE", "bcE"]
+    assert counted(rows)[4:] == ["cE", "dE", " bE", " E"]
     assert spelt(rows.tokens[0])[:17] == "EThe sky is blue."
 
 

@@ -113,6 +113,10 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
         ("--num_layers", "--model.num-layers"),
         ("--model.num-layer", "num-layers"),
         ("--optimizer.clipnorm", "clip-norm"),
+        ("--optmizer.clip-norm", "--optimizer.clip-norm"),
+        ("--learnig-rate", "--learning-rate?"),
+        ("--lrr", "--lr?"),
+        ("--improt", "--import or --prompt?"),
     ],
 )
 def test_a_flag_that_is_misspelt_gets_the_most_similar(capsys, flag, similar):
@@ -124,6 +128,12 @@ def test_a_program_without_named_runs_names_similar_flags_too(capsys):
     with pytest.raises(SystemExit):
         parse_args(PlanArguments, "", ["llama-3-8b", "--device", "1"])
     assert "There is no flag --device. Did you mean --devices?" in capsys.readouterr().err
+
+
+def test_a_misspelt_rate_of_the_optimizer_gets_the_flag_of_the_rate(capsys):
+    for name in ("lr", "learning-rate", "learnig-rate"):
+        text = refusal(capsys, f"--optimizer.{name}", "5")
+        assert f"There is no flag --optimizer.{name}. Pass --learning-rate." in text
 
 
 @pytest.mark.parametrize("flags", [["--lr", "3e-3"], ["--learning_rate=3e-3"]])

@@ -371,6 +371,20 @@ def test_contexts_are_cut_to_what_answers_leave_of_the_models_own_length(chat_fo
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
+def test_an_empty_context_is_what_the_tokenizer_adds(chat_folder):
+    models = both_models(chat_folder)
+    for kind, arguments in (
+        ("loglikelihood", [("", "fox"), ("", "<s>x"), (" ", "x")]),
+        ("loglikelihood_rolling", [("",), ("x",)]),
+    ):
+        expected, actual = (np.array(asked(x, kind, *arguments)) for x in models)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    expected, actual = (asked(x, "generate_until", ("", {"max_gen_toks": 9})) for x in models)
+    assert actual == expected
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
 def test_sampled_answers_differ_and_are_drawn_from_the_filtered_tokens(chat_folder):
     _, ours = both_models(chat_folder)
     one = {"max_gen_toks": 8, "do_sample": True, "temperature": 3.0, "top_k": 40}

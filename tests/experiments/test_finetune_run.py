@@ -43,9 +43,9 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def parse(folder, *flags, program=finetune, init_run=run_from_checkpoint):
+def parse(folder, *flags, program=finetune, **hooks):
     flags = ["--init", str(folder), "--devices", "1", "--cache", "cache", *flags]
-    return parse_run(program.RUNS, "", flags, init_run=init_run)
+    return parse_run(program.RUNS, "", flags, init_run=run_from_checkpoint, **hooks)
 
 
 def fitted(run, kind=pretrain.LanguageModelingData, **options):
@@ -64,6 +64,17 @@ def test_rows_of_a_small_file_are_as_long_as_its_longest_instruction(folder):
     assert train_data.get_batch(0).tokens.shape == (train_data.fitted["batch_size"], length)
     run = with_epochs_as_steps(replace(parse(folder), **train_data.fitted), rows)
     assert run.steps >= 10
+
+
+def test_the_sample_without_a_prompt_is_of_the_first_held_out_instruction(folder):
+    run = parse(folder, *INSTRUCTIONS)
+    corpus = pretrain.prepare_corpus(run)
+    first = next(iter(corpus.held_out_documents))
+    (asked,) = (x["prompt"] for x in RECORDS if x["prompt"] + x["answer"] == first.text)
+    expected = [corpus.tokenizer.end_of_text, *corpus.tokenizer.encode(asked)]
+    assert pretrain.encode_prompt(run, corpus) == expected
+    given = pretrain.encode_prompt(replace(run, prompt="ab"), corpus)
+    assert given == [expected[0], *corpus.tokenizer.encode("ab")]
 
 
 def test_rows_of_a_small_text_are_ten_and_of_a_large_one_as_long_as_ever(folder):
@@ -121,15 +132,21 @@ def test_few_updates_are_named_with_the_epochs_that_make_enough(capsys):
 
 
 def test_the_learning_rate_follows_from_the_width_where_none_is_given(folder):
-    run = parse(folder, *INSTRUCTIONS, init_run=tuned_run)
+    run = parse(folder, *INSTRUCTIONS, tune_run=tuned_run)
     assert run.optimizer.schedule.peak == pytest.approx(2e-5 * 1024 / 24, rel=2e-3)
+    adapter = *INSTRUCTIONS, "--model.adapter", "LoRA(rank=2)"
+    run = parse(folder, *adapter, tune_run=tuned_run)
+    assert run.optimizer.schedule.peak == pytest.approx(2e-4 * 1024 / 24, rel=2e-3)
+    for flags in (("--lr", "2e-5"), ("--optimizer.schedule", "Cosine(peak=2e-5)")):
+        run = parse(folder, *adapter, *flags, tune_run=tuned_run)
+        assert run.optimizer.schedule.peak == 2e-5
     given = ["--optimizer.schedule", "Cosine(peak=2e-5, warmup_steps=20)"]
-    assert parse(folder, *given, init_run=tuned_run).optimizer.schedule.peak == 2e-5
+    assert parse(folder, *given, tune_run=tuned_run).optimizer.schedule.peak == 2e-5
 
 
 def test_a_small_file_is_learned_with_the_flags_of_the_readme(folder):
     flags = [*INSTRUCTIONS, *FLAGS, "--epochs", "20", "--log-every", "1", "--output", "out"]
-    finetune.main(parse(folder, *flags, init_run=tuned_run))
+    finetune.main(parse(folder, *flags, tune_run=tuned_run))
     losses = [line["loss"] for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert np.mean(losses[-10:]) < losses[0] / 2
 

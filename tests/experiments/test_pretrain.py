@@ -906,7 +906,7 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     assert done.returncode == 0, done.stderr
     assert re.search(r"bits per byte \(gzip -9: \d\.\d{3}\)\.", done.stdout)
     assert re.search(
-        r"Estimated memory per device: [\d.]+ MB \(parameters [\d.]+ [kM]B, ", done.stdout
+        r"Estimated memory per device: [\d.]+ MB \(parameters [\d.]+ [kM]B, [^_]*\);", done.stdout
     )
     printed = done.stdout.splitlines()[-1]
     assert printed.startswith("  python -m experiments.pretrain tiny --batch-size 2 --steps 4")

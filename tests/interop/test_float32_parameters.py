@@ -15,6 +15,7 @@ from jaxformer import config as c
 from jaxformer import load_pretrained, save_pretrained, zoo
 from jaxformer.layers import Transformer
 from jaxformer.layers.layouts import arrange_layers
+from jaxformer.layers.lora import cast_frozen
 from jaxformer.layers.parameter_metadata import parameter_metadata
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.layers.transformer import annotated_parameters
@@ -27,8 +28,13 @@ ROUNDED = (  # read in float32, but of bfloat16 in the files of released models
     *("norm/scale", "norm/bias", "convolution/kernel", "convolution/bias"),
     *("query/bias", "key/bias", "value/bias", "out/bias", "gate/bias", "up/bias", "down/bias"),
     *("head/bias", "relative_bias/embedding", "content_bias/bias", "position_bias/bias"),
-    "relative/kernel",
+    *("relative/kernel", "feed_forward/alpha_n", "feed_forward/alpha_p"),
 )
+LLAMA = zoo.get("llama-2-7b").tiny()
+WITHOUT_FAMILY = {
+    "fire": replace(LLAMA, attention=replace(LLAMA.attention, positions=(c.Fire(),))),
+    "hyper-connections": replace(LLAMA, residual=c.HyperConnections()),
+}
 GLM = zoo.get("glm-4.5").tiny()
 BIAS = "decoder/layers/layer_0/feed_forward/selection_bias"
 
@@ -45,13 +51,38 @@ def params():
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt-oss-20b", "deepseek-v3", "gemma-4-26b-a4b", "bamba-9b", "bloom-176b", "gopher-280b"],
+    [
+        *("gpt-oss-20b", "deepseek-v3", "gemma-4-26b-a4b", "bamba-9b", "bloom-176b", "gopher-280b"),
+        *("apertus-8b", *WITHOUT_FAMILY),
+    ],
 )
 def test_a_parameter_that_is_read_in_float32_stays_so_or_is_known_to_be_rounded(name):
-    boxes = annotated_parameters(zoo.get(name).tiny(), jnp.dtype(jnp.bfloat16))
+    config = WITHOUT_FAMILY.get(name) or zoo.get(name).tiny()
+    boxes = annotated_parameters(config, jnp.dtype(jnp.bfloat16))
     for path, box in boxes.items():
         is_wide = storage_dtype(path, jnp.bfloat16) == jnp.float32
         assert is_wide != path.endswith(ROUNDED) or box.dtype == jnp.bfloat16, path
+        assert not is_wide or box.dtype == jnp.float32, path
+
+
+@pytest.mark.parametrize("name", WITHOUT_FAMILY)
+def test_a_frozen_base_computes_as_its_float32_parameters(name):
+    """Of what is not a kernel nothing is rounded, so that it changes no logit."""
+    config = WITHOUT_FAMILY[name]
+    leaves = flatten_dict(jax.tree.map(np.asarray, random_params(config)), sep="/")
+    exact = {
+        path: x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        if path.endswith(("kernel", "embedding", "scale")) and "relative_bias" not in path
+        else x
+        for path, x in leaves.items()
+    }
+    frozen = cast_frozen(c.LoRA(rank=2, base_dtype="bfloat16"), unflatten_dict(exact, sep="/"))
+    tokens = np.arange(12)[None]
+    logits = [
+        Transformer(config).apply({"params": params}, tokens)
+        for params in (frozen, unflatten_dict(exact, sep="/"))
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

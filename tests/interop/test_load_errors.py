@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import os
 import re
 
 import jax
@@ -9,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
+from safetensors.numpy import save_file
 
 from jaxformer.config import LMHead
 from jaxformer.interop import load_pretrained, save_pretrained
@@ -144,6 +146,17 @@ def test_damaged_files(refused, tmp_path, tensors):
         assert refused(folder, rf"{SINGLE}, of {size} bytes, is truncated, damaged or not .*: \S.*")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     assert refused(folder, r"is a git-lfs pointer; fetch the file with git lfs pull\.$")
+
+
+def test_a_file_that_becomes_shorter_after_its_header_was_read_is_refused(tmp_path):
+    path = tmp_path / files.SINGLE_FILE
+    save_file({"a": np.ones((64, 64), np.float32), "b": np.ones((64, 64), np.float32)}, path)
+    header = files.read_header(path)
+    first, last = sorted(header.values(), key=lambda x: x.offset)
+    os.truncate(path, last.offset + last.nbytes - 1)
+    with pytest.raises(ValueError, match=rf"{SINGLE} has become shorter while it was read\."):
+        files.read_tensor(last)
+    assert files.read_tensor(first).sum() == 64 * 64
 
 
 def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):

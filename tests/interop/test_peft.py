@@ -26,6 +26,7 @@ from jaxformer.interop import (
 )
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.peft.modules import (
+    MERGED,
     NAMES_OF_EXPERTS,
     NOT_ADAPTED,
     adaptable_modules,
@@ -162,7 +163,15 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
         ),
         (
             replace(zoo.get("gpt-oss-20b").tiny(), adapter=replace(LORA, trained=("sinks",))),
-            r"has no form of model\.layers\.0\.self_attn\.sinks, .* which LoRA.trained names",
+            r"got both for model\.layers\.0\.self_attn\.k_proj, model\.layers\.0\.self_attn\.o_p",
+        ),
+        (
+            replace(
+                zoo.get("mixtral-8x7b").tiny(),
+                adapter=replace(LORA, targets=("query",), trained=("experts",)),
+            ),
+            r"has no tensor of its own of model\.layers\.0\.mlp\.experts\.0\.w1\.weight, "
+            r".* \(24 in all\), which LoRA.trained names",
         ),
         (
             replace(zoo.get("mixtral-8x7b").tiny(), adapter=replace(LORA, targets=("experts",))),
@@ -191,7 +200,11 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
     [
         ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; it must be LORA"),
         ({"bias": "all"}, "bias = 'all': not supported by jaxformer; it must be 'none'"),
-        ({"modules_to_save": ["lm_head"]}, "no tensor of lm_head, which modules_to_save names"),
+        (
+            {"modules_to_save": ["lm_head", "layers.1"]},
+            r"has no lm_head\.weight, model\.layers\.1\.input_.*, 10 of the 10 tensors of "
+            r"modules_to_save, lm_head, layers\.1\.",
+        ),
         ({"target_parameters": ["experts"]}, r"target_parameters = \['experts'\]: not supported"),
         ({"use_bdlora": True}, "use_bdlora = True: not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': not supported"),
@@ -434,6 +447,39 @@ def test_trained_modules_are_saved_whole(tmp_path):
         np.testing.assert_array_equal(read.params["head"]["kernel"], head.T)
 
 
+def test_modules_above_the_kernels_are_saved_whole(tmp_path):
+    """PEFT wraps each module whose name ends so, and saves all that is below it."""
+    lora = replace(LORA, targets=("head",), trained=("sinks", "experts"))
+    config = replace(zoo.get("gpt-oss-20b").tiny(), adapter=lora)
+    params = random_params(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    names = [f"model.layers.{n}.{part}" for n in (0, 1) for part in ("mlp.experts", "self_attn")]
+    assert settings["modules_to_save"] == names
+    stored = load_file(tmp_path / "x" / "adapter_model.safetensors")
+    whole = {name.split(".layers.0.")[1] for name in stored if ".layers.0." in name}
+    attention = {f"{x}_proj.{end}" for x in "qkvo" for end in ("weight", "bias")} | {"sinks"}
+    experts = {f"{x}_proj{end}" for x in ("gate_up", "down") for end in ("", "_bias")}
+    assert whole == {f"self_attn.{x}" for x in attention} | {f"mlp.experts.{x}" for x in experts}
+    path.write_text(json.dumps(settings | {"modules_to_save": ["experts", "attn"]}))
+    read = load_adapter(tmp_path / "x", *split(config, jax.tree.map(jnp.zeros_like, params)))
+    for leaf, x in flatten_dict(read.params, sep="/").items():
+        if leaf.startswith("decoder/") and ("attention/" in leaf or "/experts/" in leaf):
+            np.testing.assert_array_equal(x, flatten_dict(params, sep="/")[leaf])
+
+
+def test_whole_tensors_that_files_hold_otherwise_are_refused(tmp_path):
+    config = replace(zoo.get("llama-2-7b").tiny(), adapter=replace(LORA, trained=("final_norm",)))
+    params = draw(config)
+    save_adapter(tmp_path / "x", config, params)
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    experts = {"base_model.model.model.layers.0.mlp.experts.down_proj": np.zeros((2, 3))}
+    save_file(load_file(path) | experts, path)
+    with pytest.raises(ValueError, match=r"experts\.down_proj, which the files of this model hold"):
+        load_adapter(tmp_path / "x", *split(config, params))
+
+
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("fields", [{}, {"use_dora": True}, {"use_rslora": True}])
@@ -502,6 +548,8 @@ ROWS = {"layers_to_transform": [1]}
         ({}, {"target_modules": ["q_proj", "down_proj"], "use_dora": True, **ROWS}),
         ({}, {"target_modules": "all-linear", "exclude_modules": ["k_proj"]}),
         ({"attention_bias": True}, {"target_modules": ["v_proj"], "modules_to_save": ["q_proj"]}),
+        ({}, {"target_modules": "all-linear", "modules_to_save": ["mlp"]}),
+        ({}, {"target_modules": ["lm_head"], "modules_to_save": ["layers.1", "absent"]}),
     ],
 )
 def test_every_folder_of_peft_has_its_logits_both_ways(base_fields, fields, tmp_path):
@@ -567,6 +615,10 @@ def compare_with_peft(model, fields, tmp_path):
         ("gpt_bigcode_mha", {"target_modules": ["c_attn", "c_proj"]}),
         ("mpt", {"target_modules": ["Wqkv", "up_proj"]}),
         ("opt_350m", {"target_modules": ["fc1"], "modules_to_save": ["project_in", "project_out"]}),
+        ("gpt_oss", {"target_modules": ["lm_head"], "modules_to_save": ["self_attn"]}),
+        ("exaone", {"target_modules": ["o_proj"], "modules_to_save": ["ln_f", "norm", "mlp"]}),
+        ("sarvam_moe", {"target_modules": ["down_proj"], "modules_to_save": ["self_attn"]}),
+        ("minimax", {"target_modules": ["lm_head"], "modules_to_save": ["self_attn"]}),
     ],
 )
 def test_modules_with_other_names_in_files_have_their_logits_both_ways(name, fields, tmp_path):
@@ -646,5 +698,8 @@ def test_modules_are_named_as_in_transformers(name, tmp_path):
     with torch.device("meta"):
         model = kind(transformers.AutoConfig.from_pretrained(tmp_path))
     config = load_config(tmp_path)
-    modules = {m.name for m in adaptable_modules(config, tensor_mappings(config), "stacked")}
+    mappings = tensor_mappings(config)
+    modules = {m.name for m in adaptable_modules(config, mappings, "stacked")}
     assert modules and modules <= {module for module, _ in model.named_modules()}
+    named_otherwise = {x.hf_name for x in mappings} - model.state_dict().keys()
+    assert named_otherwise == {x.hf_name for x in mappings if re.search(MERGED, x.hf_name)}

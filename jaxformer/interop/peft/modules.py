@@ -1,8 +1,9 @@
 """Modules of a Hugging Face model that hold our kernels: names, tensors and shapes."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer import config as c
 from jaxformer.interop import transforms as t
+from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping, expand_mapping
 from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.save import choose_family
@@ -22,22 +24,44 @@ AS_MLP = (r"\.block_sparse_moe\.", ".mlp.")
 PLAIN_ROUTER = ((r"\.router\.layer\.", ".router."),)
 # Modules that transformers 5 names otherwise than the files: patterns and replacements.
 MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "axk1": ((r"\.post_mlp_layernorm\.", ".mlp.post_mlp_layernorm."),),
+    "ernie4_5_moe": ((r"\.mlp\.moe_statics\.", ".mlp.gate.moe_statics."),),
     "exaone": (
         (r"^transformer\.wte\.", "model.embed_tokens."),
+        (r"^transformer\.ln_f\.", "model.norm."),
         (r"^transformer\.h\.", "model.layers."),
+        (r"\.ln_1\.", ".input_layernorm."),
+        (r"\.ln_2\.", ".post_attention_layernorm."),
         (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
         (r"\.attn\.attention\.", ".self_attn."),
         (r"\.c_fc_0\.", ".gate_proj."),
         (r"\.c_fc_1\.", ".up_proj."),
         (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
     ),
+    "exaone_moe": ((r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),),
+    "flint": ((r"\.softmax_offset$", ".sinks"),),
     "gpt_neox": ((r"^embed_out\.", "lm_head."),),
     "granitemoe": PLAIN_ROUTER,
     "granitemoehybrid": PLAIN_ROUTER,
     "granitemoeshared": PLAIN_ROUTER,
-    "hy_v3": ((r"\.shared_mlp\.", ".shared_experts."), (r"\.router\.gate\.", ".gate.")),
+    "hy_v3": (
+        (r"\.shared_mlp\.", ".shared_experts."),
+        (r"\.router\.gate\.", ".gate."),
+        (r"\.expert_bias$", ".e_score_correction_bias"),
+    ),
     "lfm3": ((r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),),
-    "kimi_linear": (AS_MLP, (r"\.(f_[ab]_proj)\.", r".forget_gate.\1.")),
+    "kimi_linear": (AS_MLP, (r"\.(f_[ab]_proj\.|A_log$|dt_bias$)", r".forget_gate.\1")),
+    "laguna": (
+        (r"\.shared_expert\.", ".shared_experts."),
+        (r"\.experts\.e_score_correction_bias$", ".gate.e_score_correction_bias"),
+    ),
+    "kolibri1": (
+        (r"\.post_attn_norm\.", ".post_self_attn_layernorm."),
+        (r"\.post_ffn_norm\.", ".post_mlp_layernorm."),
+        (r"\.moe\.router\.expert_bias$", ".mlp.gate.e_score_correction_bias"),
+    ),
+    "lara_mini": ((r"\.linear_attn\.out_norm\.", ".linear_attn.norm."),),
+    "mimo_v2_flash": ((r"\.attention_sink_bias$", ".sinks"),),
     "minimax": (AS_MLP,),
     "minimax_m2": (AS_MLP,),
     "mixtral": (AS_MLP,),
@@ -50,6 +74,9 @@ MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"\.word_embeddings\.", ".embed_tokens."),
         (r"\.attention\.dense\.", ".self_attn.o_proj."),
         (r"\.attention\.query_key_value\.", ".self_attn."),  # which is split
+        (r"\.attention\.(key|query)_layernorm\.", r".self_attn.\1_norm."),
+        (r"\.(k)ey_norm\.|\.(q)uery_norm\.", r".\1\2_norm."),
+        (r"\.gate\.expert_bias$", ".gate.e_score_correction_bias"),
     ),
     "phimoe": (AS_MLP, (r"\.gate\.", ".router.")),
 }
@@ -72,6 +99,9 @@ SPLIT_TENSORS = {
     ".linear_attn.in_proj": (("_qkv", 3), ("_z", 1), ("_b", 1), ("_a", 1)),
     ".self_attn": ((".q_proj", 1), (".k_proj", 1), (".v_proj", 1)),
 }
+
+# Tensors of files that transformers 5 holds as one with others.
+MERGED = r"\.experts\.(\d+|fc\d)\.|\.block_sparse_moe\.(in|out)put_linear\.|\.[kqv]_conv1d\."
 
 
 class ModuleAdapter(NamedTuple):
@@ -115,7 +145,8 @@ def tensor_mappings(
     Args:
         config: The model.
         layout: Layout of its parameters.
-        stored: Modules of a folder, which of transformers 4 are named as in the files.
+        stored: Adapted modules and whole tensors of a folder, which of transformers 4 are named as
+            in the files.
     """
     base = replace(config, adapter=None)
     family, values = choose_family(base, {})
@@ -123,7 +154,7 @@ def tensor_mappings(
     mappings = []
     for mapping in expand_mapping(rules, untied, parameter_shapes(untied, layout)):
         name = mapping.hf_name
-        if name.rpartition(".")[0] not in stored:
+        if name not in stored and name.rpartition(".")[0] not in stored:
             for pattern, replacement in MODULE_RENAMES.get(family.model_type, ()):
                 name = re.sub(pattern, replacement, name)
         for part in _split(mapping._replace(hf_name=name)):
@@ -134,15 +165,16 @@ def tensor_mappings(
 
 def _split(mapping: TensorMapping) -> Iterator[TensorMapping]:
     """The mapping of each module that has a part of the tensor."""
-    module, first = mapping.hf_name.removesuffix(".weight"), 0
-    parts = next((x for end, x in SPLIT_TENSORS.items() if module.endswith(end)), None)
-    if parts is None:
+    module, _, last = mapping.hf_name.rpartition(".")
+    parts, first = next((x for end, x in SPLIT_TENSORS.items() if module.endswith(end)), None), 0
+    if parts is None or last not in ("weight", "bias"):
         yield mapping
-    for ending, count in parts or ():
+        return
+    for ending, count in parts:
         kernels = slice(first, first + count)
         shapes, first = mapping.slice_shapes[kernels], first + count
         yield TensorMapping(
-            hf_name=f"{module}{ending}.weight",
+            hf_name=f"{module}{ending}.{last}",
             hf_shape=mapping.transform.hf_shape(shapes),
             slices=mapping.slices[kernels],
             slice_shapes=shapes,
@@ -150,9 +182,15 @@ def _split(mapping: TensorMapping) -> Iterator[TensorMapping]:
         )
 
 
-def type_of(config: c.TransformerConfig) -> str:
-    """The model_type of the Hugging Face model."""
-    return choose_family(replace(config, adapter=None), {})[0].model_type
+def family_of(config: c.TransformerConfig) -> tuple[Family, dict[str, Any]]:
+    """The family of the Hugging Face model, and its config.json."""
+    return choose_family(replace(config, adapter=None), {})
+
+
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether a tensor is in a module that modules_to_save names: by the end of its name."""
+    outer = accumulate(name.split(".")[:-1], "{}.{}".format)
+    return any(module.endswith(tuple(modules)) for module in outer)
 
 
 def with_own_head(config: c.TransformerConfig) -> c.TransformerConfig:

@@ -24,6 +24,8 @@ from jaxformer.interop.peft.modules import (
     PREFIX,
     ModuleAdapter,
     adaptable_modules,
+    family_of,
+    is_inside,
     tensor_mappings,
     with_own_head,
 )
@@ -94,9 +96,12 @@ def load_adapter(
     if base_name is not None and Path(stated).name != Path(base_name).name:
         raise ValueError(f"The adapters in {folder} are of {stated}; got the model {base_name}.")
     check_parameters(replace(config, adapter=None), params)
-    layout, tensors = layout_of(params), _read_tensors(path)
+    layout, (family, values) = layout_of(params), family_of(config)
+    is_ignored = partial(family.is_ignored, num_layers=config.num_layers, values=values)
+    tensors = {name: x for name, x in _read_tensors(path).items() if not is_ignored(name)}
     whole = {_whole_name(name): x for name, x in tensors.items() if _end(name) is None}
-    named = partial(tensor_mappings, stored={_module_name(name) for name in tensors})
+    adapted_modules = {_module_name(name) for name in tensors if _end(name)}
+    named = partial(tensor_mappings, stored={*whole, *adapted_modules})
     base, arrays = replace(config, adapter=None), flatten_dict(params, sep="/")
     base = _resized(base, named(base), whole)
     mappings = named(base, layout)
@@ -201,6 +206,12 @@ def _check_names(
             continue
         if _end(name) is None or _module_name(name) not in modules:
             unknown.append(name)
+    if parts := [name for name in unknown if _end(name) is None]:
+        raise ValueError(
+            f"{path} has {', '.join(parts[:4])}, which the files of this model hold otherwise "
+            "(experts one by one) or not at all: modules_to_save with such parts are not "
+            f"supported. {MERGE_HINT}"
+        )
     if unknown or not tensors:
         listed = ", ".join(unknown[:4]) or "no tensor"
         module_names = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
@@ -256,9 +267,13 @@ def _trained(
 ) -> tuple[str, ...]:
     """`LoRA.trained`: our modules that the folder holds whole, modules_to_save among them."""
     names = [name for name in tensors if _end(name) is None and ".base_layer." not in name]
-    for module in settings.get("modules_to_save") or []:
-        if not any(_module_name(name).endswith(module) for name in names):
-            raise ValueError(f"{path} has no tensor of {module}, which modules_to_save names.")
+    saved = settings.get("modules_to_save") or []
+    inside = [x.hf_name for x in mappings if is_inside(x.hf_name, saved)]
+    if missing := [name for name in inside if name not in tensors]:
+        raise ValueError(
+            f"{path} has no {', '.join(missing[:4])}, {len(missing)} of the {len(inside)} tensors "
+            f"of modules_to_save, {', '.join(saved)}."
+        )
     paths = {x.hf_name: [slot.path for slot in x.slices] for x in mappings}
     trained = {each.rpartition("/")[0] for name in names for each in paths[name]}
     return tuple(sorted(trained))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,23 @@ from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMap
 from jaxformer.interop.peft.modules import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    MERGED,
     NAMES_OF_EXPERTS,
     NOT_ADAPTED,
     PREFIX,
     ModuleAdapter,
     adaptable_modules,
+    family_of,
     is_conv1d,
+    is_inside,
     tensor_mappings,
-    type_of,
 )
 from jaxformer.interop.save import atomic_folder, check_output_folder
 from jaxformer.interop.tensor_checks import check_finite
 from jaxformer.layers.layouts import layout_of
 from jaxformer.layers.lora import LORA_A, LORA_B, MAGNITUDE, is_adapter, split_parameters
 from jaxformer.layers.parameter_metadata import check_parameters, parameter_metadata
+from jaxformer.layers.parameters import LISTED
 
 MERGE = "merge the adapter and save the whole model."
 
@@ -88,8 +92,7 @@ def write_adapter(
     written = {path for m in modules for path, _ in m.paths(LORA_A)}
     if missing := sorted(x for x in arrays if x.endswith(LORA_A) and x not in written):
         raise ValueError(f"PEFT has no form of the adapters {', '.join(missing)}; {MERGE}")
-    tensors = _whole_tensors(config, mappings, arrays, {m.name for m in modules})
-    whole_modules = sorted({name.rpartition(".")[0] for name in tensors})
+    tensors, saved = _whole_tensors(config, mappings, arrays, {m.name for m in modules})
     by_weight = _targeted_by_weight(config, modules)
     for module in modules:
         tensors |= _module_tensors(module, arrays)
@@ -107,7 +110,7 @@ def write_adapter(
         "lora_dropout": 0.0 if by_weight else lora.dropout,
         "target_modules": _short_names([m for m in modules if m not in by_weight], mappings),
         "target_parameters": [f"{module.name}.weight" for module in by_weight] or None,
-        "modules_to_save": whole_modules or None,
+        "modules_to_save": saved or None,
     }
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
@@ -140,10 +143,11 @@ def _targeted_by_weight(
     config: c.TransformerConfig, modules: list[ModuleAdapter]
 ) -> list[ModuleAdapter]:
     """Modules that PEFT would take for experts by their names: their weights are its targets."""
-    names, refused = (x.get(type_of(config), ()) for x in (NAMES_OF_EXPERTS, NOT_ADAPTED))
+    kind = family_of(config)[0].model_type
+    names, refused = (x.get(kind, ()) for x in (NAMES_OF_EXPERTS, NOT_ADAPTED))
     if not_adapted := [m.name for m in modules if m.name.rpartition(".")[2] in refused]:
         raise ValueError(
-            f"PEFT adapts no {', '.join(refused)} of {type_of(config)} models; got adapters of "
+            f"PEFT adapts no {', '.join(refused)} of {kind} models; got adapters of "
             f"{not_adapted[0]}. Choose other LoRA.targets, or {MERGE}"
         )
     found = [module for module in modules if module.name.rpartition(".")[2] in names]
@@ -160,8 +164,8 @@ def _whole_tensors(
     mappings: list[TensorMapping],
     arrays: Mapping[str, Any],
     adapted: set[str],
-) -> dict[str, np.ndarray]:
-    """Tensors of the modules with parameters that `LoRA.trained` names, which PEFT saves whole."""
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Tensors and names of the modules that PEFT saves whole: of parameters in `LoRA.trained`."""
     stacked = split_parameters(config.adapter, parameter_metadata(config))  # which names say
     trained = {path for path in flatten_dict(stacked.trained, sep="/") if not is_adapter(path)}
     arrays = dict(arrays)
@@ -171,25 +175,29 @@ def _whole_tensors(
     chosen = [
         x for x in tensor_mappings(config) if trained.intersection(slot.path for slot in x.slices)
     ]
-    names = {mapping.hf_name.rpartition(".")[0] for mapping in chosen}
+    inner = {mapping.hf_name.rpartition(".")[0] for mapping in chosen}
+    modules = sorted(x for x in inner if not any(x.startswith(f"{outer}.") for outer in inner))
+    inside = [mapping for mapping in mappings if is_inside(mapping.hf_name, modules)]
     left = trained - {slot.path for mapping in chosen for slot in mapping.slices}
-    parts = [x.hf_name for x in chosen if not x.hf_name.endswith((".weight", ".bias"))]
-    if problems := sorted(left) + parts:
+    merged = [x.hf_name for x in inside if re.search(MERGED, x.hf_name)]
+    if problems := sorted(left) + merged:
         raise ValueError(
-            f"PEFT saves whole modules only, so it has no form of {', '.join(problems)}, which "
-            f"LoRA.trained names; {MERGE}"
+            f"transformers has no tensor of its own of {', '.join(problems[:LISTED])} "
+            f"({len(problems)} in all), which LoRA.trained names; {MERGE}"
         )
-    if both := sorted(names & adapted):
+    if both := sorted(name for name in adapted if is_inside(f"{name}.weight", modules)):
         raise ValueError(
             f"PEFT either adapts a module or trains it; got both for {', '.join(both)}. {MERGE}"
         )
-    return {
+    family, values = family_of(config)
+    constants = family.constant_tensors(values) if family.constant_tensors else {}
+    tensors = {
         mapping.hf_name: mapping.transform.to_hf(
             [np.asarray(arrays[path][at]) for path, at in mapping.slices]
         )
-        for mapping in mappings
-        if mapping.hf_name.rpartition(".")[0] in names
-    }
+        for mapping in inside
+    } | {name: x for name, x in constants.items() if is_inside(name, modules)}
+    return tensors, modules
 
 
 def _module_tensors(module: ModuleAdapter, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
