@@ -10,9 +10,11 @@ from jaxformer import Transformer, zoo
 from jaxformer.config import (
     GLU,
     MLP,
+    RGLRU,
     Angles,
     Decay,
     DeepNorm,
+    Differential,
     ExpertLatent,
     GatedNorm,
     HybridHeads,
@@ -27,6 +29,7 @@ from jaxformer.config import (
     RMSNorm,
     Rope,
     Router,
+    SelectiveScan,
     SharedExpert,
     SharedKV,
     SlopeDecay,
@@ -144,7 +147,14 @@ LLAMA_VARIANTS = {
                 rope_dim=6,
                 value_dim=10,
                 output_gate=OutputGate(over="head"),
+                query_scaling=QueryScaling(beta=0.7, original_max_length=5),
             ),
+        ),
+    ),
+    "differential": replace(
+        TINY_LLAMA,
+        attention=Differential(
+            num_heads=8, num_kv_heads=4, head_dim=8, norm=RMSNorm(), biases=("value",)
         ),
     ),
     "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
@@ -167,6 +177,25 @@ LLAMA_VARIANTS = {
                 router=Router(norm=RMSNorm(), expert_scale=True),
                 shared=SharedExpert(expert=GLU(hidden_dim=40)),
                 norm=RMSNorm(),
+            ),
+        ),
+    ),
+    "norms before projections": replace(  # of narrower values
+        TINY_LLAMA,
+        attention=replace(
+            TINY_LLAMA.attention, value_dim=10, sinks=True, windows=(5, None), sub_norm=RMSNorm()
+        ),
+        feed_forward=(GLU(hidden_dim=88, activation="relu_squared", sub_norm=RMSNorm()),),
+    ),
+    "a norm of the sum": replace(
+        TINY_LLAMA,
+        feed_forward=(
+            MoE(
+                expert=GLU(hidden_dim=24),
+                num_experts=4,
+                router=Router(score="sigmoid", logit_softcap=0.5),
+                shared=SharedExpert(expert=GLU(hidden_dim=40)),
+                output_norm=RMSNorm(),
             ),
         ),
     ),
@@ -212,6 +241,17 @@ LLAMA_VARIANTS = {
             output=GatedNorm(over="group", placement="before_norm"),
             biases=("convolution",),
         ),
+    ),
+    "mamba": replace(
+        TINY_LLAMA,
+        num_layers=4,
+        attention=(
+            SelectiveScan(width=32, step_rank=5, state_dim=8, norm=RMSNorm()),
+            TINY_LLAMA.attention,
+        ),
+    ),
+    "griffin": replace(
+        TINY_LLAMA, num_layers=4, attention=(RGLRU(num_heads=4, head_dim=8), TINY_LLAMA.attention)
     ),
     "hybrid heads": replace(
         TINY_LLAMA,

@@ -102,10 +102,16 @@ PRODUCTS = {
     "gated": WIDE,
     "shared": SHARED,
     "latent": LATENT,
+    "differential": replace(
+        WIDE, attention=c.Differential(num_heads=8, num_kv_heads=4, head_dim=48)
+    ),
     "output gate": replace(
         WIDE,
         attention=replace(WIDE.attention, output_gate=c.OutputGate()),
         topology=c.EncoderDecoder(num_encoder_layers=2),
+    ),
+    "narrow values": replace(
+        WIDE, attention=replace(WIDE.attention, value_dim=20, sub_norm=c.RMSNorm())
     ),
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
@@ -201,6 +207,21 @@ def test_costs_of_a_gate():
                 assert more - less == B * T * 4 * numbers / 2
 
 
+def test_costs_of_narrow_values_and_a_norm_of_them():
+    """Kernels, the product with the weights, the cache, and the heads once more behind the norm."""
+    B, T, D, N, K, H, V = 2, 64, 128, 4, 2, 48, 20
+    narrow = replace(WIDE, attention=replace(WIDE.attention, value_dim=V))
+    fewer = costs.num_parameters(WIDE) - costs.num_parameters(narrow)
+    assert fewer == 3 * D * (N + K) * (H - V)
+    fewer_flops = costs.forward_flops(WIDE, T) - costs.forward_flops(narrow, T)
+    assert fewer_flops == 2 * T * fewer + 3 * 2 * T * T * N * (H - V)
+    assert costs.cache_bytes(narrow, 7, bytes_per_number=2) == 3 * 7 * K * (H + V) * 2
+    normed = replace(narrow, attention=replace(narrow.attention, sub_norm=c.RMSNorm()))
+    assert costs.num_parameters(normed) - costs.num_parameters(narrow) == 3 * N * V
+    more, less = (costs.activation_bytes(x, B, T, remat="none") for x in (normed, narrow))
+    assert more - less == B * T * 4 * 4 * N * V  # of 3 layers, and of one at work
+
+
 def test_flops_of_experts_and_transformer_xl():
     """top_k experts and the router; W times a sinusoid a distance, and the scores it gives."""
     T, D, F_, N, H = 64, 128, 300, 4, 48
@@ -290,13 +311,20 @@ def measured_bytes(config, batch, length, remat, *, packed=False):
     "remat", ["none", pytest.param("dots", marks=pytest.mark.exhaustive), "full"]
 )
 @pytest.mark.parametrize(
-    "kind", [c.Decay(num_heads=4, head_dim=48), GATED_DELTA], ids=lambda kind: type(kind).__name__
+    "kind, batch, length",
+    [
+        (c.Decay(num_heads=4, head_dim=48), 2, 192),
+        (GATED_DELTA, 2, 192),
+        (c.SelectiveScan(width=384, step_rank=12), 1, 768),  # more than a chunk
+        (c.RGLRU(num_heads=4, head_dim=48), 2, 192),
+    ],
+    ids=["Decay", "LinearAttention", "SelectiveScan", "RGLRU"],
 )
 @pytest.mark.slow
-def test_activation_bytes_of_recurrences_are_near_the_compilers(remat, kind):
+def test_activation_bytes_of_recurrences_are_near_the_compilers(remat, kind, batch, length):
     config = replace(WIDE, num_layers=6, attention=kind)
-    ours = costs.activation_bytes(config, 2, 192, remat=remat)
-    assert 0.5 < ours / measured_bytes(config, 2, 192, remat, packed=True) < 2
+    ours = costs.activation_bytes(config, batch, length, remat=remat)
+    assert 0.5 < ours / measured_bytes(config, batch, length, remat, packed=True) < 2
 
 
 @pytest.mark.parametrize(

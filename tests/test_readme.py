@@ -116,9 +116,12 @@ def test_the_picture_has_every_floor():
 OPTIONS_DRAWN = {
     "MultiHead": "multi-head, grouped-query, multi-query",
     "SharedKV": "shared key and value",
+    "Differential": "differential",
     "Latent": "latent (MLA)",
     "LinearAttention": "linear attention",
     "Decay": "complex decay",
+    "SelectiveScan": "selective scan",
+    "RGLRU": "RG-LRU",
     "ShortConvolution": "short convolution",
     "Mixer": "custom mixer",
     "HybridHeads": "hybrids of layers or of heads",

@@ -7,6 +7,7 @@ cycled over the layers. `TransformerConfig` combines all and rejects impossible 
 from jaxformer.config.adapter import LoRA as LoRA
 from jaxformer.config.attention.decay import Angles as Angles
 from jaxformer.config.attention.decay import Decay as Decay
+from jaxformer.config.attention.differential import Differential as Differential
 from jaxformer.config.attention.hybrid_heads import HybridHeads as HybridHeads
 from jaxformer.config.attention.latent import Latent as Latent
 from jaxformer.config.attention.linear_attention import GatedNorm as GatedNorm
@@ -19,6 +20,8 @@ from jaxformer.config.attention.multi_head import MultiHead as MultiHead
 from jaxformer.config.attention.no_attention import NoAttention as NoAttention
 from jaxformer.config.attention.output_gate import OutputGate as OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling as QueryScaling
+from jaxformer.config.attention.rg_lru import RGLRU as RGLRU
+from jaxformer.config.attention.selective_scan import SelectiveScan as SelectiveScan
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution as ShortConvolution
 from jaxformer.config.embedding import Embedding as Embedding
@@ -30,6 +33,7 @@ from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
 from jaxformer.config.feed_forward import ExpertGroups as ExpertGroups
 from jaxformer.config.feed_forward import ExpertLatent as ExpertLatent
 from jaxformer.config.feed_forward import FeedForward as FeedForward
+from jaxformer.config.feed_forward import InputRouter as InputRouter
 from jaxformer.config.feed_forward import MoE as MoE
 from jaxformer.config.feed_forward import NoFeedForward as NoFeedForward
 from jaxformer.config.feed_forward import Router as Router
@@ -55,6 +59,7 @@ from jaxformer.config.norms import QKNorm as QKNorm
 from jaxformer.config.norms import RMSNorm as RMSNorm
 from jaxformer.config.positions import Alibi as Alibi
 from jaxformer.config.positions import BlockSparse as BlockSparse
+from jaxformer.config.positions import Chunks as Chunks
 from jaxformer.config.positions import Fire as Fire
 from jaxformer.config.positions import Learned as Learned
 from jaxformer.config.positions import Positions as Positions

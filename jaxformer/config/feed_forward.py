@@ -76,6 +76,7 @@ class DenseFeedForward(FeedForward, protocol=True):
     bias: bool
     input_projections: tuple[str, ...] = ("gate", "up")
     learned_numbers: Mapping[str, float] = MappingProxyType({})  # of the activation, at the start
+    sub_norm: Norm | None = None  # of what the last linear layer reads
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """Apply the activation, and the gate if there is one, to the input projections.
@@ -139,11 +140,13 @@ class GLU(DenseFeedForward):
         hidden_dim: Number of hidden features.
         activation: Activation of the gate, a name as in `MLP`.
         bias: Whether the linear layers have biases.
+        sub_norm: Norm of the hidden features, before `down` (BitNet). Experts have none.
     """
 
     hidden_dim: int
     activation: str = "silu"
     bias: bool = False
+    sub_norm: Norm | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -253,12 +256,14 @@ class Router:
         selection_bias: Whether a bias per expert is added to the scores that choose, but not to
             those that weigh. Training moves it to balance the load without an auxiliary loss
             (DeepSeek V3).
+        selection: What chooses, the bias included: the "scores", or the "logits" (Kolibri 1).
         groups: Groups of experts; None chooses from all.
         renormalise: Whether the scores of the choice are divided by their sum.
         scale: Multiplies the weights.
         expert_scale: Whether a learned scale of each expert multiplies its weights (Gemma 4).
         norm: Norm of what the router reads, which is then divided by the root of the model width:
             x becomes norm(x) * model_dim ** -0.5 (Gemma 4). None reads x as it is.
+        logit_softcap: Cap c of the logits: l becomes c * tanh(l / c); None has none (Laguna).
         capacity: Tokens of a row that an expert accepts, in order, whatever they are; later ones
             skip it. Each call counts from zero, so steps of decoding drop none. None accepts all.
     """
@@ -266,16 +271,20 @@ class Router:
     score: F.ExpertScore = "softmax"
     bias: bool = False
     selection_bias: bool = False
+    selection: F.ExpertSelection = "scores"
     groups: ExpertGroups | None = None
     renormalise: bool = True
     scale: float = 1.0
     expert_scale: bool = False
     norm: Norm | None = None
+    logit_softcap: float | None = None
     capacity: int | None = None
 
     def __post_init__(self):
         check_fields(self)
-        require_positive(self, "capacity")
+        require_positive(self, "capacity", "logit_softcap")
+
+    weighs_inputs = False
 
     def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
         """`F.route`, and `F.drop_late_tokens`."""
@@ -285,6 +294,7 @@ class Router:
             top_k=top_k,
             score=self.score,
             selection_bias=selection_bias,
+            selection=self.selection,
             num_groups=groups.num_groups,
             top_k_groups=groups.top_k,
             group_score=groups.score,
@@ -314,12 +324,32 @@ class SparseMixer:
     # What it has of the fields of `Router`.
     score = "softmax"  # of the load-balancing loss
     bias = selection_bias = renormalise = expert_scale = False
-    groups = norm = capacity = None
+    groups = norm = capacity = logit_softcap = None
     scale = 1.0
+    weighs_inputs = False
 
     def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
         """`F.sparse_mixer`."""
         return F.sparse_mixer(logits, top_k=top_k, jitter=self.jitter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputRouter:
+    """Weighs what the experts read instead of what they answer, by sigmoids (Llama 4).
+
+    y = sum over the top_k experts e of expert_e(sigmoid(logit[e]) * x)
+    """
+
+    # What it has of the fields of `Router`.
+    score = "sigmoid"
+    bias = selection_bias = renormalise = expert_scale = False
+    groups = norm = capacity = logit_softcap = None
+    scale = 1.0
+    weighs_inputs = True
+
+    def route(self, logits: Array, *, top_k: int, selection_bias: Array | None) -> F.Routing:
+        """`F.route` by sigmoids, which are not renormalised."""
+        return F.route(logits, top_k=top_k, score="sigmoid", renormalise=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,20 +408,22 @@ class MoE(FeedForward):
         expert: The network of each expert.
         num_experts: Number of experts.
         top_k: Experts per token, those with the largest scores.
-        router: How experts are chosen and weighed: `Router` or `SparseMixer`.
+        router: How experts are chosen and weighed: `Router`, `SparseMixer` or `InputRouter`.
         shared: An expert that every token meets; None has none.
         latent: Latent that the experts read and write; None is the model width.
         norm: Norm before and after the chosen experts and before and after the shared one. The
             layer's norm before the feed-forward network is then left out, not one after it.
+        output_norm: Norm of the sum of the chosen experts and the shared one (A.X K1).
     """
 
     expert: MLP | GLU | ClampedGEGLU
     num_experts: int
     top_k: int = 2
-    router: Router | SparseMixer = Router()
+    router: Router | SparseMixer | InputRouter = Router()
     shared: SharedExpert | None = None
     latent: ExpertLatent | None = None
     norm: Norm | None = None
+    output_norm: Norm | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -400,6 +432,10 @@ class MoE(FeedForward):
             self.top_k <= self.num_experts,
             "MoE.top_k must be at most num_experts; "
             f"got top_k={self.top_k}, num_experts={self.num_experts}.",
+        )
+        require(
+            self.expert.sub_norm is None,
+            f"Experts cannot have a sub_norm; got {self.expert.sub_norm}.",
         )
         if (groups := self.router.groups) is not None:
             require(

@@ -97,9 +97,10 @@ def check_branches(config: Any) -> None:
             num_branches == 2 or config.block == "serial",
             f"A layer with one branch needs the serial block; got {config.block!r}.",
         )
+        normalises_sum = option.is_moe and option.output_norm is not None
         require(
-            not option.has_norms or config.block == "serial",
-            f"MoE.norm needs the serial block; got {config.block!r}.",
+            not (option.has_norms or normalises_sum) or config.block == "serial",
+            f"MoE.norm and MoE.output_norm need the serial block; got {config.block!r}.",
         )
 
 
@@ -135,13 +136,13 @@ def check_kv_sources(config: Any) -> None:
             "before it has this window and keys of its own.",
         )
         heads, source_heads = (
-            (x.positions, x.attention.num_kv_heads, x.attention.head_dim)
+            (x.positions, x.attention.num_kv_heads, x.attention.head_dim, x.attention.value_width)
             for x in (layer, config.layers[source])
         )
         require(
             heads == source_heads,
             f"Layer {i} reads keys and values of layer {source}, so both need the same positions, "
-            f"num_kv_heads and head_dim; got {heads} and {source_heads}.",
+            f"num_kv_heads, head_dim and value_dim; got {heads} and {source_heads}.",
         )
     uses = [config.layer_embedding is not None, bool(kv_sources(config.layers))]
     require(

@@ -337,10 +337,36 @@ class BlockSparse:
         check_fields(self)
         require_positive(self, "block_size", "local_blocks", "stride")
 
+    size = None  # there is no bound on the distance
+
     @property
     def pattern(self) -> F.BlockSparsePattern:
         """The pattern, for `F.MaskRule`."""
         return F.BlockSparsePattern(self.block_size, self.local_blocks, self.stride)
 
 
-Window = int | BlockSparse | None
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Attention within chunks of positions: a query attends to the keys of its own chunk (Llama 4).
+
+    A document's first chunk begins at its position 0.
+
+    Attributes:
+        size: Positions of a chunk.
+    """
+
+    size: int = 8192
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "size")
+
+    pattern = None  # all heads see the same keys
+
+
+Window = int | Chunks | BlockSparse | None
+
+
+def window_size(window: Window) -> int | None:
+    """Return how many keys up to its own a query attends to at most; None is no bound."""
+    return window if window is None or isinstance(window, int) else window.size

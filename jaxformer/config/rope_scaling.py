@@ -122,8 +122,8 @@ class Llama3Scaling(Scaling):
         check_fields(self)
         require_positive(self, "factor", "low_freq_factor", "original_max_length")
         require(
-            self.high_freq_factor > self.low_freq_factor,
-            "Llama3Scaling.high_freq_factor must exceed low_freq_factor; "
+            self.high_freq_factor >= self.low_freq_factor,
+            "Llama3Scaling.high_freq_factor must be at least low_freq_factor; "
             f"got {self.high_freq_factor} and {self.low_freq_factor}.",
         )
 

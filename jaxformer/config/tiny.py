@@ -6,7 +6,15 @@ from itertools import groupby
 from typing import TypeVar
 
 from jaxformer.config.embedding import Embedding, LMHead
-from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, ScoreBias, Window
+from jaxformer.config.positions import (
+    BlockSparse,
+    Chunks,
+    Learned,
+    Positions,
+    Rope,
+    ScoreBias,
+    Window,
+)
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
 
 TINY_VOCAB_SIZE = 128
@@ -64,6 +72,8 @@ def tiny_window(window: Window) -> Window:
     """Return a window short enough to matter in a tiny model."""
     if isinstance(window, BlockSparse):
         return BlockSparse(block_size=4, local_blocks=2, stride=3)
+    if isinstance(window, Chunks):
+        return Chunks(size=min(window.size, TINY_WINDOW))
     return None if window is None else min(window, TINY_WINDOW)
 
 

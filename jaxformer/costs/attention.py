@@ -5,13 +5,15 @@ import jax.numpy as jnp
 
 from jaxformer import config as c
 from jaxformer.config.attention.layer_sizes import CacheShape
+from jaxformer.config.positions import window_size
 
 CACHE_DTYPES = {1: jnp.float8_e4m3fn, 2: jnp.bfloat16, 4: jnp.float32}
 
 
 def visible_keys(window: c.Window, length: int) -> int:
     """Number of keys in a window, at most `length`."""
-    return min(length, window) if isinstance(window, int) else length
+    size = window_size(window)
+    return length if size is None else min(length, size)
 
 
 def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
@@ -20,7 +22,7 @@ def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
     total = layer.attention.attention_flops(model_dim, length, length, num_keys)
     total += layer.feed_forward.flops(model_dim, length)
     if layer.transformer_xl is not None:
-        heads = layer.attention.main.heads_width
+        heads = layer.attention.main.num_heads * layer.attention.main.head_dim
         total += 2 * length * model_dim * heads  # W times one sinusoid per distance
         total += 2 * length * num_keys * heads  # scores of distances
     return total

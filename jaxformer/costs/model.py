@@ -313,4 +313,4 @@ def _scores_per_head(attention: Any, length: int, context: int) -> int:
     """Numbers per token and head that scores and their softmax keep."""
     if _is_blockwise(attention, length, context):
         return 1  # the sum of the exponentials
-    return 2 * (length if attention.has_scores else min(length, F.RECURRENCE_CHUNK))
+    return 2 * (length if attention.has_scores else min(length, attention.chunk))

@@ -18,11 +18,19 @@ from jaxformer.functional.activations import relu_squared as relu_squared
 from jaxformer.functional.activations import sigmoid as sigmoid
 from jaxformer.functional.activations import silu as silu
 from jaxformer.functional.activations import soft_cap as soft_cap
+from jaxformer.functional.activations import softplus as softplus
 from jaxformer.functional.activations import swiglu as swiglu
 from jaxformer.functional.activations import xielu as xielu
 from jaxformer.functional.attention.blockwise import BLOCKWISE_REMAT_NAME as BLOCKWISE_REMAT_NAME
 from jaxformer.functional.attention.blockwise import blockwise_attention as blockwise_attention
 from jaxformer.functional.attention.cudnn import segment_offsets as segment_offsets
+from jaxformer.functional.attention.differential import (
+    differential_attention as differential_attention,
+)
+from jaxformer.functional.attention.differential import differential_factor as differential_factor
+from jaxformer.functional.attention.differential import (
+    initial_differential_factor as initial_differential_factor,
+)
 from jaxformer.functional.attention.dispatch import Implementation as Implementation
 from jaxformer.functional.attention.dispatch import materialize_for_xla as materialize_for_xla
 from jaxformer.functional.attention.dispatch import prefer_blockwise as prefer_blockwise
@@ -45,6 +53,7 @@ from jaxformer.functional.attention.lazy_masks import materialize as materialize
 from jaxformer.functional.attention.masks import BlockSparsePattern as BlockSparsePattern
 from jaxformer.functional.attention.masks import block_sparse_mask as block_sparse_mask
 from jaxformer.functional.attention.masks import causal_mask as causal_mask
+from jaxformer.functional.attention.masks import chunk_mask as chunk_mask
 from jaxformer.functional.attention.masks import key_padding_mask as key_padding_mask
 from jaxformer.functional.attention.masks import length_mask as length_mask
 from jaxformer.functional.attention.masks import prefix_mask as prefix_mask
@@ -116,6 +125,7 @@ from jaxformer.functional.losses import dpo_loss as dpo_loss
 from jaxformer.functional.losses import logit_statistics as logit_statistics
 from jaxformer.functional.losses import token_cross_entropy as token_cross_entropy
 from jaxformer.functional.moe import ExpertScore as ExpertScore
+from jaxformer.functional.moe import ExpertSelection as ExpertSelection
 from jaxformer.functional.moe import GroupScore as GroupScore
 from jaxformer.functional.moe import RouterTotals as RouterTotals
 from jaxformer.functional.moe import Routing as Routing
@@ -135,6 +145,8 @@ from jaxformer.functional.norms import rms_norm as rms_norm
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
 from jaxformer.functional.recurrence import Recurrence as Recurrence
 from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence
+from jaxformer.functional.rg_lru import GatedRecurrence as GatedRecurrence
+from jaxformer.functional.rg_lru import rg_lru as rg_lru
 from jaxformer.functional.ring_buffer import ring_buffer_slots as ring_buffer_slots
 from jaxformer.functional.ring_buffer import write_slots as write_slots
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies
@@ -155,6 +167,8 @@ from jaxformer.functional.sampling import keep_top_p as keep_top_p
 from jaxformer.functional.sampling import penalise_repetition as penalise_repetition
 from jaxformer.functional.sampling import scale_by_temperature as scale_by_temperature
 from jaxformer.functional.sampling import seen_tokens as seen_tokens
+from jaxformer.functional.selective_scan import SelectiveScan as SelectiveScan
+from jaxformer.functional.selective_scan import selective_scan as selective_scan
 from jaxformer.functional.sinusoidal import sinusoidal_positions as sinusoidal_positions
 
 # Public functions and types, without constants and modules.

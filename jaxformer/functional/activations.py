@@ -334,6 +334,23 @@ def xielu(
 
 
 @typechecked
+def softplus(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Softplus, ln(1 + exp(x)): a smooth ReLU, and the integral of the sigmoid.
+
+    Args:
+        x: Numbers, in any float dtype.
+
+    Returns:
+        The positive numbers, computed in float32, in the dtype of `x`.
+
+    References:
+        Dugas et al., Incorporating Second-Order Functional Knowledge for Better Option Pricing,
+        2000. Advances in Neural Information Processing Systems 13, section 2
+    """
+    return jax.nn.softplus(x.astype(jnp.float32)).astype(x.dtype)
+
+
+@typechecked
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """Soft cap: cap * tanh(x / cap), bounded by (-cap, cap).
 

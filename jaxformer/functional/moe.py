@@ -13,6 +13,7 @@ from jaxformer.checks import require_count
 from jaxformer.functional.argument_checks import typechecked
 
 ExpertScore: TypeAlias = Literal["softmax", "sigmoid"]
+ExpertSelection: TypeAlias = Literal["scores", "logits"]
 GroupScore: TypeAlias = Literal["max", "top_2"]
 
 
@@ -30,6 +31,7 @@ def route(
     top_k: int,
     score: ExpertScore = "softmax",
     selection_bias: Float[Array, " E"] | None = None,
+    selection: ExpertSelection = "scores",
     num_groups: int = 1,
     top_k_groups: int = 1,
     group_score: GroupScore = "top_2",
@@ -42,11 +44,15 @@ def route(
         chosen = top_k of (s + selection_bias), in the groups with the largest scores
         weights = scale * s[chosen] / sum(s[chosen])
 
+    With ``selection="logits"`` the logits stand in place of s where experts are chosen (Kolibri 1).
+
     Args:
         logits: Router logits.
         top_k: Experts per token.
         score: Function from logits to scores.
         selection_bias: Bias of the choice alone, without a gradient; None has none.
+        selection: What the bias is added to. Without one both give the same choice, unless there
+            are groups.
         num_groups: Groups of experts with consecutive numbers.
         top_k_groups: Groups that are kept for each token.
         group_score: Score of a group: the largest score of its experts, bias included, or the sum
@@ -81,18 +87,18 @@ def route(
         raise ValueError(f"group_score='top_2' needs groups of two experts or more; got {size}.")
     wide = logits.astype(jnp.float32)
     scores = jax.nn.softmax(wide, axis=-1) if score == "softmax" else jax.nn.sigmoid(wide)
-    selection = scores
+    order = wide if selection == "logits" else scores
     if selection_bias is not None:
         bias = jax.lax.stop_gradient(selection_bias.astype(jnp.float32))
-        selection = scores + jnp.broadcast_to(bias, scores.shape)
+        order = order + jnp.broadcast_to(bias, order.shape)
     if num_groups > 1:
-        grouped = selection.reshape(*selection.shape[:-1], num_groups, size)
+        grouped = order.reshape(*order.shape[:-1], num_groups, size)
         best = jax.lax.top_k(grouped, num_best)[0]
         _, groups = jax.lax.top_k(jnp.sum(best, axis=-1), top_k_groups)
         in_group = jnp.any(jax.nn.one_hot(groups, num_groups, dtype=bool), axis=-2)
         grouped = jnp.where(in_group[..., None], grouped, -jnp.inf)
-        selection = grouped.reshape(selection.shape)
-    _, experts = jax.lax.top_k(selection, top_k)
+        order = grouped.reshape(order.shape)
+    _, experts = jax.lax.top_k(order, top_k)
     # Not a gather, whose gradient is a scatter.
     is_chosen = jax.nn.one_hot(experts, num_experts, dtype=bool)
     weights = jnp.sum(jnp.where(is_chosen, scores[..., None, :], 0), axis=-1)
@@ -202,10 +208,11 @@ def mixture_of_experts(
     num_experts: int,
     axis_name: str | None = None,
     capacity_factor: float | None = None,
+    weighs_inputs: bool = False,
 ) -> Float[Array, "*batch D"]:
     """Mixture of experts: dispatch tokens to their experts and sum the weighted outputs.
 
-        y = sum over chosen e of weight[e] * expert_e(x)
+        y = sum over chosen e of weight[e] * expert_e(x)     or of expert_e(weight[e] * x)
 
     Args:
         x: Tokens.
@@ -219,6 +226,7 @@ def mixture_of_experts(
             share ``R * top_k / devices``. All these rows are exchanged and computed, filled or not;
             later tokens over the capacity skip the expert, so the result depends on the sharding
             of tokens. None accepts all rows, ``devices`` times the even share.
+        weighs_inputs: Whether the weights multiply what the experts read, not their outputs.
 
     Returns:
         The weighted sums, computed in float32, in the dtype of `x`.
@@ -247,6 +255,10 @@ def mixture_of_experts(
     group_sizes = jnp.sum(expert_ids[:, None] == jnp.arange(num_experts)[None], axis=0)
     places = jnp.argsort(order)
     rows = _dispatch(top_k, x.reshape(-1, x.shape[-1]), order, places)
+    weights = routing.weights[..., None].astype(jnp.float32)
+    if weighs_inputs:
+        rows = (rows * _permute(weights.reshape(-1, 1), order, places)).astype(x.dtype)
+        weights = jnp.ones_like(weights)
 
     def answer(rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
         answers = experts(rows, sizes)
@@ -262,7 +274,7 @@ def mixture_of_experts(
     else:
         expert_outputs = _all_to_all_experts(rows, group_sizes, answer, axis_name, capacity_factor)
     by_token = _permute(expert_outputs, places, order).reshape(*routing.weights.shape, x.shape[-1])
-    weighted = by_token.astype(jnp.float32) * routing.weights[..., None]
+    weighted = by_token.astype(jnp.float32) * weights
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
 
 

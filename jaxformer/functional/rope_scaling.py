@@ -138,14 +138,17 @@ def rope_scale_llama3(
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783; the formula is that
         of the code released with Llama 3.1
     """
-    if high_freq_factor <= low_freq_factor:
+    if high_freq_factor < low_freq_factor:
         raise ValueError(
-            "high_freq_factor must exceed low_freq_factor; "
+            "high_freq_factor must be at least low_freq_factor; "
             f"got {high_freq_factor} and {low_freq_factor}."
         )
     _check_positive(factor=factor, original_max_length=original_max_length)
     turns = frequencies * (original_max_length / (2 * math.pi))
-    keep = jnp.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0.0, 1.0)
+    width = high_freq_factor - low_freq_factor
+    keep = jnp.where(turns < low_freq_factor, 0.0, 1.0)
+    if width > 0:
+        keep = jnp.clip((turns - low_freq_factor) / width, 0.0, 1.0)
     return keep * frequencies + (1 - keep) * frequencies / factor
 
 

@@ -28,7 +28,8 @@ class StateMemory(NamedTuple):
 
     Attributes:
         layers: Numbers of the layers.
-        decay: Factor of the state before each token; over features of a key, their geometric mean.
+        decay: Factor of the state before each token; over features of a key, or over the state of a
+            feature, their geometric mean.
         tokens: Memory of each head, 1 / (1 - geometric mean of the decays); infinite without decay.
     """
 
@@ -46,7 +47,7 @@ def state_memory(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> StateMemory:
-    """How fast the states of `config.LinearAttention` and `config.Decay` decay on these tokens.
+    """How fast the states of linear attention, selective scans and `config.Decay` decay.
 
         memory[n] = 1 / (1 - exp(mean over tokens of log decay[t, n]))
 
@@ -87,7 +88,7 @@ def state_memory(
     selected = tuple(recurrent) if selected is None else selected
     if not selected or set(selected) - set(recurrent):
         raise ValueError(
-            f"layers must be among {recurrent}, those of LinearAttention and Decay; got {selected}."
+            f"layers must be among {recurrent}, those with a state that decays; got {selected}."
         )
     heads = sorted({kinds[i].num_heads for i in selected})
     if len(heads) > 1:

@@ -409,6 +409,8 @@ def with_options(parent: T, options: Options) -> T:
     changes, inner, functions = dict[str, Any](), dict[str, dict[str, Any]](), dict[str, Any]()
     for path, value in options.items():
         name, _, rest = path.partition(".")
+        if not hasattr(parent, name):
+            raise TypeError(f"{type(parent).__name__} has no option {name!r}.")
         if rest:
             inner.setdefault(name, {})[rest] = value
         elif isinstance(value, Change):

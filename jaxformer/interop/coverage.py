@@ -49,7 +49,8 @@ def decoders() -> list[Coverage]:
         for kind, family in FAMILIES.items()
         if family.in_transformers and kind not in other
     }
-    parts = {kind: folders[kind] for kind in _table()["folders"] if folders[kind].is_read}
+    parts = {kind: folders[kind] for kind in _table()["folders"] if kind in folders}
+    parts = {kind: row for kind, row in parts.items() if row.is_read}
     lacking = {
         kind: Coverage(kind, False, None, lacks) for kind, lacks in lacking_options().items()
     }

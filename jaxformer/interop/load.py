@@ -129,7 +129,7 @@ def read_pretrained(
     stored = _rename_keys(
         family, files.read_folder_headers(folder), folder, config.num_layers, hf_config
     )
-    config = _resolve_tied_head(family, config, stored)
+    config = _without_lacking_bias(family, _resolve_tied_head(family, config, stored), stored)
     layout = decoding_layout(config) if layout is None else layout
     shapes = parameter_shapes(config, layout)
     check_size(stored, shapes, folder)
@@ -234,7 +234,7 @@ def build_config(
         raise ValueError(f"{where}: {error}{file_note}") from error
     reader.check(str(where), ignore, hint=remedy)
     text = values.get("text_config")  # of models that also read images
-    length = (text if isinstance(text, dict) else values).get("max_position_embeddings")
+    length = (text if isinstance(text, dict) else values).get(family.length_name)
     return replace(
         with_shortest_cycles(config),
         model_type=config.model_type or family.model_type,
@@ -299,6 +299,21 @@ def _resolve_tied_head(
         del stored[head]
         return config
     return replace(config, head=replace(config.head, tied=False))
+
+
+def _without_lacking_bias(
+    family: Family, config: c.TransformerConfig, stored: Mapping[str, Any]
+) -> c.TransformerConfig:
+    """Return the model without a selection bias that a file may lack, if it has none."""
+    bias = family.optional_selection_bias
+    if bias is None or any(name.endswith(bias) for name in stored):
+        return config
+    networks: tuple[Any, ...] = config.feed_forward
+    without = (
+        replace(x, router=replace(x.router, selection_bias=False)) if x.is_moe else x
+        for x in networks
+    )
+    return replace(config, feed_forward=tuple(without))
 
 
 def _cut_anew(

@@ -206,7 +206,7 @@ def choose_family(
             values = {"architectures": [family.architecture], **NO_SPECIAL_TOKENS, **values}
             values["model_type"] = family.model_type
             if config.max_position_embeddings and family.model_type == config.model_type:
-                values.setdefault("max_position_embeddings", config.max_position_embeddings)
+                values.setdefault(family.length_name, config.max_position_embeddings)
             remedy = "Change these options of the model, or name another family"
             wrong = _round_trip_differences(config, family, values, remedy)
         except ValueError as error:

@@ -59,7 +59,8 @@ class Rearrange:
     - `1`: an axis of size 1;
     - `d o -> (+o) d`: the parameters are concatenated along `o`;
     - `d o -> (o +) d`: they are interleaved, one number of each after another;
-    - `d (g r) h -> (g +r h) d`: they are concatenated in each of `g` groups.
+    - `d (g r) h -> (g +r h) d`: they are concatenated in each of `g` groups;
+    - `(g 2 r) -> (2 g r)`: a number is a size.
 
     Attributes:
         pattern: The pattern.
@@ -158,9 +159,13 @@ def _sizes(
     at = 0
     for term in terms:
         if term.startswith("("):
-            group, rest = term.strip("()").split()
-            count = groups or math.gcd(*(each[at] for each in params))
-            sizes |= {group: (count,), rest: (shape[at] // count,)}
+            *names, rest = term.strip("()").split()
+            size = shape[at]
+            for name in names:
+                common = groups or math.gcd(*(each[at] for each in params))
+                count = int(name) if name.isdigit() else common
+                sizes[name], size = (count,), size // count
+            sizes[rest] = (size,)
             at += 1
         else:
             end = at + (len(shape) - len(terms) + 1 if term.startswith("*") else 1)

@@ -13,6 +13,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.checks import require, require_count
 from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
+from jaxformer.config.positions import window_size
 from jaxformer.layers.layouts import Layout, segments_of
 
 # The position of an empty slot is after every query, so never seen.
@@ -32,7 +33,7 @@ class Cache(NamedTuple):
     """Cache of a whole model; made by `empty_cache`, updated by each call.
 
     A layer without a window has a slot for each of `capacity` tokens; a layer with a smaller window
-    has a ring buffer with one slot per key of the window. A cache is full after `capacity` tokens
+    or chunk has a ring buffer with one slot per key of it. A cache is full after `capacity` tokens
     unless all layers have ring buffers. `positions` has the position of the token in each slot, one
     array per distinct window of the pattern. Rows may have different lengths.
 
@@ -69,7 +70,8 @@ def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
 
 def num_slots(window: c.Window, capacity: int) -> int:
     """Number of cache slots of a layer with this window."""
-    return min(capacity, window) if isinstance(window, int) else capacity
+    size = window_size(window)
+    return capacity if size is None else min(capacity, size)
 
 
 def empty_cache(
@@ -150,7 +152,7 @@ def arrange_cache(config: c.TransformerConfig, cache: Cache, layout: Layout) -> 
 
 def is_ring_buffer(window: c.Window, slots: int) -> bool:
     """Whether the buffer is a ring buffer: slots are reused once they leave the window."""
-    return isinstance(window, int) and slots == window
+    return slots == window_size(window)
 
 
 def token_capacity(config: c.TransformerConfig, cache: Cache) -> int | None:
@@ -241,7 +243,7 @@ class LayerState(NamedTuple):
         kv: Keys and values that later layers with `cross_layer_kv` read, by the window of these
             layers. A layer with this window and keys of its own replaces them; None until then.
         embedding: Embedding of each token for this layer, if there are any.
-        layer: Number of the layer, if its residual connection needs it.
+        layer: Number of the layer, if its residual connection or its attention needs it.
     """
 
     cache: SelfAttentionCache = None

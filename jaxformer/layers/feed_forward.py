@@ -57,8 +57,11 @@ class FeedForward(nn.Module):
             name: self._learned_number(name, start)
             for name, start in option.learned_numbers.items()
         }
-        activations = option.activate({**projections, **numbers})
-        hidden = apply_dropout(self, activations, rate, axis_name=tensor)
+        hidden = option.activate({**projections, **numbers})
+        if option.sub_norm is not None:
+            options: Any = dict(logical_axes="hidden", num_features=option.hidden_dim)
+            hidden = Norm(option.sub_norm, self.runtime, **options, name="sub_norm")(hidden)
+        hidden = apply_dropout(self, hidden, rate, axis_name=tensor)
         return self._out_of_hidden(
             "down", option.hidden_dim, option.bias, keep_partial_sums=self.keep_partial_sums
         )(hidden)
@@ -106,6 +109,7 @@ class FeedForward(nn.Module):
             num_experts=option.num_experts,
             axis_name=self.runtime.mesh_axes.expert,
             capacity_factor=self.runtime.expert_capacity_factor,
+            weighs_inputs=option.router.weighs_inputs,
         )
         if option.latent is not None:
             output = self.from_latent(output, option.latent)
@@ -115,7 +119,10 @@ class FeedForward(nn.Module):
             shared = self.shared_expert(shared_x, option.shared)
             output = output + self.normalise_sum("post_shared_norm", option.norm, shared)
             output = output / 2 if option.shared.combination == "average" else output
-        if self.keep_partial_sums or option.norm is not None:
+        if option.output_norm is not None and option.norm is None:
+            output = F.reduce_from_tensor_parallel(output, tensor)
+        output = self.apply_norm("output_norm", option.output_norm, output)
+        if self.keep_partial_sums or option.norm or option.output_norm:
             return output
         return F.reduce_from_tensor_parallel(output, tensor)
 
@@ -164,6 +171,8 @@ class FeedForward(nn.Module):
         shape, init = (option.num_experts,), self.config.initialisation.projection
         axes = "model -> features"
         logits = Linear(shape, init, runtime, axes, bias=router.bias, name="router")(x)
+        if router.logit_softcap is not None:
+            logits = F.soft_cap(logits, router.logit_softcap)
         selection_bias = None
         if router.selection_bias:
             selection_bias = sharded_parameter(self, "selection_bias", zeros, shape, "choices")

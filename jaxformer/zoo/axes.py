@@ -35,9 +35,12 @@ BLOCK_NAMES = {
 }
 ATTENTION_NAMES: Mapping[type, str] = {
     c.SharedKV: "shared key and value",
+    c.Differential: "differential",
     c.Latent: "latent",
     c.ShortConvolution: "convolution",
     c.LinearAttention: "linear",
+    c.SelectiveScan: "selective scan",
+    c.RGLRU: "RG-LRU",
 }
 QK_NORM_NAMES = {
     "width": "all heads together",
@@ -202,6 +205,7 @@ def _router(config: c.TransformerConfig) -> str | None:
         "scaled": router.scale != 1,
         "scaled by expert": router.expert_scale,
         "limited capacity": router.capacity is not None,
+        "weighs inputs": router.weighs_inputs,
     }
     return ", ".join([router.score, *(name for name, has_it in parts.items() if has_it)])
 

@@ -134,9 +134,28 @@ def with_readers(
     )
 
 
+# As Gemma, except: RG-LRU in place of the attention of two in three layers; in the others a window,
+# and RoPE on half of each head; biases of all but queries, keys and values; the root of the width
+# is rounded to bfloat16; logits capped at 30.
+# Botev et al., RecurrentGemma: Moving Past Transformers for Efficient Open Language Models, 2024.
+# arXiv:2404.07839
+GRIFFIN_HEADS = replace(HEADS, positions=(c.Rope(fraction=0.5),), windows=(2048,), biases=("out",))
+RG_LRU = c.RGLRU(num_heads=1, head_dim=8)
+RECURRENT_GEMMA = like(
+    GEMMA,
+    attention=(RG_LRU, RG_LRU, GRIFFIN_HEADS),
+    feed_forward=(replace(GEGLU, bias=True),),
+    head=c.LMHead(tied=True, softcap=30.0),
+)
+
 PRESETS = {
     "gemma-2b": sized(GEMMA, 2048, 18, heads=8, kv=1, head_dim=256, hidden=16_384),
     "gemma-7b": sized(GEMMA, 3072, 28, heads=16, head_dim=256, hidden=24_576),
+    "recurrentgemma-2b": replace(
+        sized(RECURRENT_GEMMA, 2560, 26, heads=10, kv=1, hidden=7680),
+        embedding=c.Embedding(scale=50.5),
+    ),
+    "recurrentgemma-9b": sized(RECURRENT_GEMMA, 4096, 38, heads=16, kv=1, hidden=12_288),
     "gemma-2-2b": sized(GEMMA_2, 2304, 26, heads=8, kv=4, head_dim=256, hidden=9216),
     "gemma-2-9b": sized(GEMMA_2, 3584, 42, heads=16, kv=8, head_dim=256, hidden=14_336),
     "gemma-2-27b": sized(
@@ -160,6 +179,6 @@ PRESETS = {
         GEMMA_4_MOE, 2816, 30, heads=16, kv=8, global_kv=2, head_dim=256, hidden=704
     ),
 }
-YEARS = dict.fromkeys(("gemma-2b", "gemma-7b"), 2024) | dict.fromkeys(
-    ("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026
-)
+YEARS = dict.fromkeys(
+    ("gemma-2b", "gemma-7b", "recurrentgemma-2b", "recurrentgemma-9b"), 2024
+) | dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)

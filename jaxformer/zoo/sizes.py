@@ -67,6 +67,8 @@ OPTIONS: Mapping[type, Mapping[str, str]] = {
     c.Latent: {"num_heads": "heads"},
     c.ShortConvolution: HEAD_OPTIONS,
     c.LinearAttention: {"num_heads": "value_heads"},
+    c.SelectiveScan: {"width": "twice_width", "step_rank": "step_rank"},
+    c.RGLRU: HEAD_OPTIONS,
     c.Rope: {"base": "base"},
     c.RMSNorm: {"eps": "eps"},
     c.MoE: {"num_experts": "experts", "top_k": "top_k"},
@@ -125,6 +127,8 @@ def sized(
     values: dict[str, Any] = {
         "width": model_dim,
         "depth": num_layers,
+        "twice_width": 2 * model_dim,
+        "step_rank": model_dim // 16,
         "hidden": 4 * model_dim,
         "embedding_scale": rescale_with_width(template.embedding.scale, *widths),
         "multiplier": rescale_with_width(template.head.multiplier, *widths),

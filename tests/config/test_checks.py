@@ -73,6 +73,8 @@ NEEDED = {
     "kinds": (c.Decay(num_heads=4, head_dim=8),),
     "feed_forward": (c.MLP(hidden_dim=8),),
     "expert": c.MLP(hidden_dim=8),
+    "width": 8,
+    "step_rank": 2,
     "alpha": 1.5,
     "peak": 0.1,
     "schedule": schedules.Constant(peak=0.1),

@@ -245,6 +245,11 @@ def shared_kv(**fields):
     return replace(BASE, attention=c.SharedKV(**{"num_heads": 4, "head_dim": 6, **fields}))
 
 
+def differential(**fields):
+    sizes = dict(num_heads=4, num_kv_heads=2, head_dim=6)
+    return replace(BASE, attention=c.Differential(**(sizes | fields)))
+
+
 def latent(**fields):
     sizes = dict(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=6)
     return replace(BASE, attention=c.Latent(**(sizes | fields)))
@@ -296,6 +301,15 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (
             lambda: shared_kv(qk_norm=c.QKNorm(placement="after_rope")),
             r"SharedKV normalises before RoPE, so qk_norm\.placement .* got 'after_rope'",
+        ),
+        (lambda: differential(num_kv_heads=1), r"num_kv_heads are pairs, so even; got 1\."),
+        (
+            lambda: differential(positions=(c.Rope(targets=("q", "k", "v")),)),
+            r"cannot rotate values or outputs.* only q and k; got \('q', 'k', 'v'\)",
+        ),
+        (
+            lambda: differential(positions=(c.TransformerXL(),)),
+            "Differential supports .* got TransformerXL",
         ),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
@@ -374,6 +388,12 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),
         (lambda: c.Rope(base=1.0), "Rope.base must be above 1; got 1.0"),
         (lambda: c.Rope(targets=("q", "q")), r"not repeat .* \('q', 'q'\)"),
+        (lambda: c.Chunks(size=0), "Chunks.size must be positive; got 0"),
+        (
+            lambda: change(dict(windows=(c.Chunks(size=2**31),))),
+            r"size must be at most .* got 2147483648",
+        ),
+        (lambda: c.QueryScaling(original_max_length=9, offset=-1), r"offset must be .* got -1\."),
         (lambda: c.BlockSparse(block_size=0), "BlockSparse.block_size must be positive; got 0"),
         (lambda: c.BlockSparse(local_blocks=0), "local_blocks must be positive; got 0"),
         (lambda: c.BlockSparse(stride=-1), "stride must be positive; got -1"),
@@ -402,8 +422,8 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: c.Yarn(factor=2.0, original_max_length=0), "original_max_length .* got 0"),
         (lambda: replace(LONG_ROPE, max_length=0), "LongRope.max_length .* got 0"),
         (
-            lambda: c.Llama3Scaling(factor=8.0, low_freq_factor=4.0),
-            "high_freq_factor must exceed low_freq_factor; got 4.0 and 4.0",
+            lambda: c.Llama3Scaling(factor=8.0, low_freq_factor=5.0),
+            "high_freq_factor must be at least low_freq_factor; got 4.0 and 5.0",
         ),
         (
             lambda: c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, top_k=5),
@@ -422,7 +442,16 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
                 block="parallel",
                 feed_forward=(c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, norm=c.RMSNorm()),),
             ),
-            "MoE.norm needs the serial block; got 'parallel'",
+            "MoE.norm and MoE.output_norm need the serial block; got 'parallel'",
+        ),
+        (
+            lambda: change(
+                block="parallel_shared_norm",
+                feed_forward=(
+                    c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, output_norm=c.RMSNorm()),
+                ),
+            ),
+            "MoE.output_norm need the serial block; got 'parallel_shared_norm'",
         ),
         (lambda: c.Router(capacity=0), "Router.capacity must be positive; got 0"),
         (lambda: c.SparseMixer(jitter=0.0), "SparseMixer.jitter must be positive; got 0.0"),
@@ -476,6 +505,16 @@ def test_what_cannot_be_is_refused(build, message):
     [
         (lambda: change(dict(positions=c.Rope())), r"positions must be a tuple, .* got Rope\("),
         (lambda: change(dict(windows=4096)), "windows must be a tuple, each .*; got 4096"),
+        (
+            lambda: change(attention=dict(value_dim=5, positions=(c.Rope(targets=("v", "o")),))),
+            r"MultiHead\.value_dim must be head_dim where RoPE .* got value_dim 5 and head_dim",
+        ),
+        (
+            lambda: c.MoE(expert=c.GLU(hidden_dim=3, sub_norm=c.RMSNorm()), num_experts=4),
+            r"Experts cannot have a sub_norm; got RMSNorm\(",
+        ),
+        (lambda: c.OutputGate(activation="relu"), r"OutputGate\.activation must be .*'relu'"),
+        (lambda: c.Router(logit_softcap=0.0), r"Router\.logit_softcap must be positive; got 0\.0"),
         (lambda: c.OutputGate(over="heads"), r"OutputGate\.over must be one of .*; got 'heads'"),
         (lambda: latent(output_gate="head"), r"Latent\.output_gate must be .* got 'head'"),
         (lambda: change(feed_forward=c.GLU(hidden_dim=3)), r"feed_forward .* got GLU\("),
@@ -597,9 +636,9 @@ def test_what_follows_from_the_choices():
 def changed(name, attention=None, **fields):
     """A preset with another design in it."""
     config = zoo.get(name)
-    new_attention = attention if isinstance(attention, c.SharedKV | c.Latent) else None
-    new_attention = new_attention or replace(config.attention, **(attention or {}))
-    return replace(config, attention=new_attention, **fields)
+    if attention is None or isinstance(attention, dict):
+        attention = replace(config.attention, **(attention or {}))
+    return replace(config, attention=attention, **fields)
 
 
 def latent_heads(**attention):
@@ -610,6 +649,7 @@ def latent_heads(**attention):
 
 PARTS = tuple(c.Rope(fraction=fraction) for fraction in (0.1, 0.3, 0.95))
 YARN = c.Yarn(factor=4.0, original_max_length=32_768)
+GROWTH = c.QueryScaling(original_max_length=16_384)
 DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
     "late windows": changed(
         "llama-3.1-8b",
@@ -634,6 +674,19 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
         ),
         num_layers=43,
     ),
+    "differential": changed(
+        "llama-2-7b",
+        c.Differential(
+            num_heads=64,
+            num_kv_heads=16,
+            head_dim=64,
+            positions=(c.Rope(), None),
+            windows=(512, None),
+            scale=0.3,
+            norm=c.RMSNorm(eps=1e-3),
+            biases=("query", "out"),
+        ),
+    ),
     "latent": changed(
         "llama-2-7b",
         latent_heads(
@@ -642,13 +695,24 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
             windows=(None, 512),
         ),
     ),
+    "chunks": changed(
+        "mixtral-8x7b",
+        dict(
+            windows=(c.Chunks(size=4096), None),
+            query_scaling=c.QueryScaling(beta=0.2, original_max_length=8192, offset=1),
+        ),
+        feed_forward=(
+            c.MoE(expert=c.GLU(hidden_dim=8192), num_experts=16, top_k=1, router=c.InputRouter()),
+        ),
+    ),
     "dense before experts": changed(
         "mixtral-8x7b",
         feed_forward=(c.GLU(hidden_dim=11_008),) * 2 + zoo.get("mixtral-8x7b").feed_forward * 32,
         num_layers=34,
     ),
     "latent, scaled": changed(
-        "llama-2-7b", latent_heads(scale=192**-0.5, positions=(c.Rope(scaling=YARN),))
+        "llama-2-7b",
+        latent_heads(scale=192**-0.5, positions=(c.Rope(scaling=YARN),), query_scaling=GROWTH),
     ),
     "odd fractions": changed(
         "llama-2-7b",
@@ -657,8 +721,8 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
             positions=PARTS,
             qk_norm=c.QKNorm(over="each_head"),
             clip_qkv=8.0,
-            query_scaling=c.QueryScaling(original_max_length=16_384),
-            output_gate=c.OutputGate(over="head"),
+            query_scaling=GROWTH,
+            output_gate=c.OutputGate(over="head", activation="softplus"),
         ),
         num_layers=7,
         feed_forward=(c.MLP(hidden_dim=10_240), c.GLU(hidden_dim=10_240)),
@@ -688,11 +752,13 @@ def test_tiny_keeps_every_choice(name):
         ([kind for kind in kinds if kind.has_scores] or kinds)[-1]
         for kinds in ([layer.attention for layer in x.layers] for x in (config, tiny))
     )
-    if not isinstance(before, c.Latent):
+    has_heads = not isinstance(before, c.SelectiveScan)
+    if has_heads and not isinstance(before, c.Latent):
         shared = [getattr(x, "num_kv_heads", None) or x.num_key_heads for x in (before, after)]
         assert (before.num_heads == shared[0]) == (after.num_heads == shared[1])
         assert (shared[0] == 1) == (shared[1] == 1)
-    assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
+    if has_heads:
+        assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
     widths = [max(layer.attention.heads_width for layer in x.layers) for x in (config, tiny)]
     assert (widths[0] == config.model_dim) == (widths[1] == tiny.model_dim)
     pairs, tiny_pairs = ({(x.positions, x.window) for x in y.layers} for y in (config, tiny))
@@ -822,6 +888,17 @@ OTHERS = [
             BASE.attention,
             c.NoAttention(),
             c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
+            c.RGLRU(
+                num_heads=2, head_dim=3, convolution_width=3, activation="relu", biases=("out",)
+            ),
+            c.SelectiveScan(
+                width=6,
+                step_rank=2,
+                state_dim=3,
+                norm=c.RMSNorm(parameters="none"),
+                convolution_width=3,
+                biases=("in",),
+            ),
             c.LinearAttention(
                 num_heads=4,
                 num_key_heads=2,

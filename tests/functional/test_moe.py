@@ -52,6 +52,31 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(top_k):
     )
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_weights_may_multiply_what_experts_read(top_k):
+    """Llama 4: in float64 token by token, with experts that are not linear; gradients too."""
+
+    def answer(x, logits, kernels):
+        return F.mixture_of_experts(
+            x,
+            F.route(logits, top_k=top_k, score="sigmoid", renormalise=False),
+            lambda rows, sizes: F.grouped_matmul(rows, kernels, sizes) ** 2,
+            num_experts=E,
+            weighs_inputs=True,
+        )
+
+    x, logits, kernels = (np.asarray(a, np.float64) for a in (X, LOGITS, SQUARE))
+    y, slopes = np.zeros((R, D)), np.zeros((R, E))
+    for t in range(R):
+        for e in np.argsort(-logits[t])[:top_k]:
+            weight = 1 / (1 + np.exp(-logits[t, e]))
+            y[t] += (weight * x[t] @ kernels[e]) ** 2
+            slopes[t, e] = 2 * weight**2 * (1 - weight) * ((x[t] @ kernels[e]) ** 2).sum()
+    np.testing.assert_allclose(answer(X, LOGITS, SQUARE), y, rtol=2e-5, atol=1e-6)
+    gradient = jax.jit(jax.grad(lambda logits: answer(X, logits, SQUARE).sum()))(LOGITS)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
+
+
 def test_weights_sum_to_one_only_if_asked():
     routing = F.route(LOGITS, top_k=2, renormalise=False)
     p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
@@ -158,6 +183,19 @@ def test_the_bias_of_the_choice_has_no_gradient_and_no_weight():
     expected = p * (p[:, 2:3] * -1) + np.eye(E)[2] * p[:, 2:3]
     np.testing.assert_allclose(gradients[0], expected, atol=1e-6)
     np.testing.assert_array_equal(gradients[1], 0)
+
+
+def test_logits_and_a_bias_choose_what_sigmoids_weigh():
+    """Kolibri 1, in float64; the scores and the same bias choose other experts."""
+    bias = np.float32(RNG.normal(size=E))
+    options = dict(top_k=2, score="sigmoid", renormalise=False, scale=1.5)
+    routing = F.route(LOGITS, selection_bias=bias, selection="logits", **options)
+    wide = np.float64(LOGITS)
+    chosen = np.argsort(-(wide + bias), axis=-1)[:, :2]
+    np.testing.assert_array_equal(routing.expert_ids, chosen)
+    weights = 1.5 / (1 + np.exp(-np.take_along_axis(wide, chosen, -1)))
+    np.testing.assert_allclose(routing.weights, weights, rtol=1e-6)
+    assert (F.route(LOGITS, selection_bias=bias, **options).expert_ids != chosen).any()
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])

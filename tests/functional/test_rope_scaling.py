@@ -200,10 +200,21 @@ def test_attention_factor_scales_the_scores_by_its_square(normal):
     )
 
 
+def test_llama3_without_a_ramp_divides_what_turns_too_seldom():
+    """Llama 4 Scout: both factors are 1, so nothing is between."""
+    plain = F.rope_frequencies(16, base=10_000.0)
+    scaled_frequencies = F.rope_scale_llama3(
+        plain, factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_length=64
+    )
+    turns = np.asarray(plain) * 64 / (2 * math.pi)
+    np.testing.assert_allclose(scaled_frequencies, plain / np.where(turns < 1, 8.0, 1.0), rtol=1e-6)
+    assert 0 < (turns < 1).sum() < 8
+
+
 def test_scaling_errors():
     with pytest.raises(ValueError, match="at least two frequencies; got 1"):
         F.rope_scale_ntk(jnp.ones(1), factor=2.0)
-    with pytest.raises(ValueError, match="must exceed low_freq_factor; got 1.0 and 4.0"):
+    with pytest.raises(ValueError, match="must be at least low_freq_factor; got 1.0 and 4.0"):
         scaled("llama3", 8.0, low_freq_factor=4.0, high_freq_factor=1.0)
     message = "beta_slow=1.0 and beta_fast=32.0 .* original_max_length=1 at base=10000.0"
     with pytest.raises(ValueError, match=message):

@@ -56,6 +56,7 @@ CASES = {
     "gelu": (F.gelu, (X,)),
     "gelu_tanh": (lambda x: F.gelu(x, approximate=True), (X,)),
     "quick_gelu": (F.quick_gelu, (X,)),
+    "softplus": (F.softplus, (X,)),
     "soft_cap": (lambda x: F.soft_cap(x, 2.0), (X,)),
     "glu": (F.glu, (GATE, VALUE)),
     "bilinear": (F.bilinear, (GATE, VALUE)),
@@ -141,6 +142,7 @@ CASES |= {
     "up_project_values": (F.up_project_values, (QKV[0], draw(2, 3, 4, 7, seed=6))),
     "causal_mask": (F.causal_mask, POSITIONS),
     "window_mask": (lambda q, k: F.window_mask(q, k, 3, lookahead=1), POSITIONS),
+    "chunk_mask": (lambda q, k: F.chunk_mask(q, k, 3), POSITIONS),
     "segment_mask": (F.segment_mask, POSITIONS),
     "prefix_mask": (F.prefix_mask, (*POSITIONS, np.array([1, 10]))),
     "length_mask": (lambda n: F.length_mask(n, 5), (np.array([2, 5]),)),
@@ -202,6 +204,27 @@ CASES |= {
             ).output
         ),
         (*(draw(2, 5, 3, 4, seed=seed) for seed in range(3)), draw(2, 5, 3) ** 2, SEGMENTS, VALID),
+    ),
+    "rg_lru": (
+        lambda x, input_gate, decay_gate, segments, valid: (
+            F.rg_lru(
+                *(x, input_gate, decay_gate**2, np.float32([0.5, 2, 3])),
+                first=valid,
+                segments=segments,
+                valid=valid,
+            ).output
+        ),
+        (*(draw(2, 5, 3, seed=seed) for seed in range(3)), SEGMENTS, VALID),
+    ),
+    "selective_scan": (
+        lambda x, step, write, read, segments, valid: (
+            F.selective_scan(
+                *(x, step**2, np.float32([[0.5, 2, 3]] * 3), write, read),
+                segments=segments,
+                valid=valid,
+            ).output
+        ),
+        (*(draw(2, 5, 3, seed=seed) for seed in range(4)), SEGMENTS, VALID),
     ),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxformer
 from jaxformer import zoo
-from jaxformer.config import EncoderDecoder, Latent, SharedKV
+from jaxformer.config import Differential, EncoderDecoder, Latent, SharedKV
 from jaxformer.generation import Beam, Greedy, Sample, decode, stream
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
 from tests.small_models import LLAMA_VARIANTS, random_params
@@ -20,6 +20,7 @@ PROMPT = [[5, 1, 9, 3], [7], [2, 8, 6, 4, 5, 3]]
 SOURCE = [[3, 9, 4], [1, 2, 3, 4, 5, 6], [8]]
 KINDS = {
     "shared": SharedKV(num_heads=4, head_dim=16, windows=(6, None)),
+    "differential": Differential(num_heads=8, num_kv_heads=4, head_dim=8, windows=(6, None)),
     "latent": Latent(
         num_heads=4, latent_dim=24, nope_dim=8, rope_dim=6, value_dim=10, windows=(6, None)
     ),
@@ -63,8 +64,10 @@ def on_one_device(name, sampler):
 CASES = [
     ("llama-2-70b", "greedy", dict(tensor=4, data=2)),  # more devices than key-value heads
     ("mixtral-8x7b", "sample", dict(expert=2, tensor=2, data=2)),
+    ("llama-4-scout", "greedy", dict(expert=2, tensor=2, data=2)),
     ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("shared", "sample", dict(tensor=4, data=2)),
+    ("differential", "greedy", dict(tensor=2, fsdp=2, data=2)),
     ("latent", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("bamba-9b", "greedy", dict(tensor=4, data=2)),  # more devices than key heads
     ("hybrid heads", "beam", dict(tensor=2, fsdp=2, data=2)),

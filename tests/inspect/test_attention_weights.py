@@ -13,6 +13,7 @@ from jaxformer.config import (
     Angles,
     BlockSparse,
     Decay,
+    Differential,
     Encoder,
     EncoderDecoder,
     Latent,
@@ -36,6 +37,7 @@ KINDS = {
     "relu": {"normalizer": "relu"},
     "sinks": {"sinks": True},
     "shared": SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
+    "differential": Differential(num_heads=4, num_kv_heads=2, head_dim=6),
     "latent": Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles()),
     "hybrid": (

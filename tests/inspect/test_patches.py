@@ -7,11 +7,13 @@ import pytest
 
 from jaxformer import inspect
 from jaxformer.config import (
+    RGLRU,
     Decay,
     Encoder,
     EncoderDecoder,
     Latent,
     LinearAttention,
+    SelectiveScan,
     SharedKV,
     ShortConvolution,
     SlopeDecay,
@@ -30,6 +32,8 @@ MODELS = {
     "shared_kv": {"attention": SharedKV(num_heads=4, num_kv_heads=2, head_dim=6)},
     "latent": {"attention": LATENT},
     "linear": {"attention": LINEAR},
+    "scan": {"attention": SelectiveScan(width=12, step_rank=3, state_dim=5)},
+    "rg_lru": {"attention": RGLRU(num_heads=4, head_dim=5)},
     "convolution": {"attention": ShortConvolution(num_heads=4, head_dim=5, width=3)},
     "encoder": {"topology": Encoder()},
     "encoder_decoder": {"topology": EncoderDecoder(num_encoder_layers=2)},

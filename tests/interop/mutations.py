@@ -126,6 +126,29 @@ def halved_slopes(config):
     return replace(config, attention=tuple(changed))
 
 
+def windows_of(window):
+    """Another window in the layers that have one."""
+
+    def changed(kind):
+        return kind if kind.windows == (None,) else replace(kind, windows=(window,))
+
+    return lambda config: replace(
+        config, attention=tuple(changed(layer.attention) for layer in config.layers)
+    )
+
+
+def scaled_queries(**fields):
+    """Change the scaling of the layers that have it."""
+
+    def changed(kind):
+        scaling = kind.query_scaling
+        return kind if scaling is None else replace(kind, query_scaling=replace(scaling, **fields))
+
+    return lambda config: replace(
+        config, attention=tuple(changed(layer.attention) for layer in config.layers)
+    )
+
+
 convolution = partial(mixer, c.ShortConvolution)
 linear = partial(mixer, c.LinearAttention)
 
@@ -173,6 +196,9 @@ MUTATIONS = {
     "transformer-xl": Mutation("ref_gopher", attention(positions=(c.TransformerXL(base=1e3),))),
     "transformer-xl, no positions": Mutation("xlnet_uni", attention(positions=(None,))),
     "learned positions": Mutation("gpt2", embedding(positions=None)),
+    "a scale for each layer": Mutation(
+        "gpt2_scales", lambda config: replace(config, attention=config.attention[::-1])
+    ),
     "learned offset": Mutation("opt", shorter_table),
     "sinusoids in turn": Mutation(
         "ref_transformer2017", embedding(positions=c.Sinusoid(layout="halves"))
@@ -206,9 +232,14 @@ MUTATIONS = {
     "qk norm after rope": Mutation("hunyuan_v1_dense", qk_norm(placement="before_rope")),
     "rope scaling with alpha": Mutation("hunyuan_v1_moe", rope(scaling=None)),
     "query scaling": Mutation("ministral3", attention(query_scaling=None)),
+    "scaling of a latent's queries": Mutation("mistral4", attention(query_scaling=None)),
     "relu for softmax": Mutation("llama", attention(normalizer="relu")),
     "sinks": Mutation("gpt_oss", attention(sinks=False)),
     "output gate": Mutation("afmoe", attention(output_gate=None)),
+    "sinks of layers with a window": Mutation("mimo_v2_flash", mixer(c.MultiHead, sinks=False)),
+    "softplus of an output gate": Mutation(
+        "laguna", mixer(c.MultiHead, output_gate=c.OutputGate(over="head"))
+    ),
     "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
     "limit of clamped experts": Mutation(
         "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=7.0))
@@ -234,6 +265,17 @@ MUTATIONS = {
     ),
     "state beside heads": Mutation("falcon_h1", linear(skip=False)),
     "gate before the norm": Mutation("mamba2", attention(output=c.GatedNorm(over="group"))),
+    "norms of a selection": Mutation("falcon_mamba", attention(norm=None)),
+    "scaled norms of a selection": Mutation(
+        "jamba", mixer(c.SelectiveScan, norm=c.RMSNorm(eps=0.5))
+    ),
+    "bias of a scan's convolution": Mutation("mamba", attention(biases=("in", "out"))),
+    "activation of a recurrence's gate": Mutation(
+        "recurrent_gemma", mixer(c.RGLRU, activation="silu")
+    ),
+    "bias of a recurrence's convolution": Mutation(
+        "recurrent_gemma", mixer(c.RGLRU, biases=("in", "out"))
+    ),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "decay of each feature": Mutation(
         "kimi_linear", linear(decay=c.StepDecay(over="feature", rank=8, max_step=0.5))
@@ -247,6 +289,16 @@ MUTATIONS = {
     ),
     "multiplier of the stream": Mutation("minimax", model(residual=None)),
     "latent without positions": Mutation("kimi_linear", mixer(c.Latent, positions=(c.Rope(),))),
+    "length of a chunk": Mutation("llama4_text", windows_of(c.Chunks(size=6))),
+    "chunks that slide": Mutation("llama4_text", windows_of(5)),
+    "number of the first query": Mutation("llama4_text", scaled_queries(offset=0)),
+    "weights of what experts read": Mutation(
+        "llama4_text", moe_somewhere(router=c.Router(score="sigmoid", renormalise=False))
+    ),
+    "difference of two softmaxes": Mutation(
+        "diffllama", model(attention=c.MultiHead(num_heads=8, num_kv_heads=4, head_dim=6))
+    ),
+    "norm of the difference": Mutation("diffllama", attention(norm=c.RMSNorm(parameters="none"))),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "multiplier of branches": Mutation("granite", model(residual_multiplier=1.0)),
     "multiplier of recurrent branches": Mutation(
@@ -277,6 +329,7 @@ MUTATIONS = {
     "top k": Mutation("mixtral", feed_forward(top_k=3)),
     "router's score": Mutation("minimax_m2", router(score="softmax")),
     "selection bias": Mutation("minimax_m2", router(selection_bias=False)),
+    "selection by logits": Mutation("kolibri1", router(selection="scores")),
     "scale of a router": Mutation("deepseek_v2_moe", router(scale=1.0)),
     "groups of experts": Mutation("deepseek_v2_moe", router(groups=None)),
     "score of a group": Mutation(
@@ -285,6 +338,7 @@ MUTATIONS = {
     "biases of a shared expert": Mutation(
         "ernie4_5_moe", moe_somewhere(shared=c.SharedExpert(expert=c.GLU(hidden_dim=16)))
     ),
+    "cap of a router's logits": Mutation("laguna", router(logit_softcap=None)),
     "capacity of experts": Mutation("switch_transformers", router(capacity=9)),
     "sparse mixer": Mutation("phimoe", feed_forward(router=c.Router(renormalise=False))),
     "jitter of a sparse mixer": Mutation("phimoe", router(jitter=0.01)),
@@ -294,6 +348,9 @@ MUTATIONS = {
     "norm of a router": Mutation("gemma4_moe", router(norm=None)),
     "scales of experts": Mutation("gemma4_moe", router(expert_scale=False)),
     "norms of experts": Mutation("gemma4_moe", feed_forward(norm=c.RMSNorm(eps=0.5))),
+    "norm before the output": Mutation("bitnet", attention(sub_norm=c.RMSNorm())),
+    "norm before the last projection": Mutation("bitnet", feed_forward(sub_norm=c.RMSNorm())),
+    "norm of the sum of experts": Mutation("axk1", moe_somewhere(output_norm=c.RMSNorm(eps=0.5))),
     "shared expert": Mutation("qwen2_moe", feed_forward(shared=None)),
     "biases of the latent of experts": Mutation(
         "nemotron_h_latent", moe_somewhere(latent=c.ExpertLatent(latent_dim=9))

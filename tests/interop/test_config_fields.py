@@ -88,6 +88,11 @@ def test_what_a_field_refuses(field, value, problem):
     assert reader.problems[0].startswith(problem)
 
 
+def test_a_path_without_option_is_named():
+    with pytest.raises(TypeError, match="QKNorm has no option 'epsilon'"):
+        f.with_options(MODEL, {"attention.qk_norm": c.QKNorm(), "attention.qk_norm.epsilon": 1})
+
+
 def test_a_field_that_is_not_written():
     row = f.NotWritten(f.Field("width", "model_dim"))
     assert row.read(ConfigReader({"width": 3}), {}) == {"model_dim": 3}

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Decay, ExpertGroups, RMSNorm, Rope, Router, Yarn
+from jaxformer import Transformer
+from jaxformer.config import Decay, ExpertGroups, QueryScaling, RMSNorm, Rope, Router, Yarn
 from jaxformer.interop import load_pretrained
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.families.llama_like import heads_of
@@ -172,3 +174,41 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
     folder = write_folder(qwen._replace(tensors=qwen.tensors | extra), tmp_path / "c")
     with pytest.raises(ValueError, match="tensors do not belong to a qwen3"):
         load_pretrained(folder)
+
+
+def test_a_released_ax_k1_lacks_biases_and_has_a_norm_too_many(tmp_path):
+    """Zeros in place of the biases choose the same, and a dense layer has no norm of a sum."""
+    golden = read_golden("axk1")
+    tensors = golden.tensors
+    zeros = {x: 0 * y for x, y in tensors.items() if x.endswith("e_score_correction_bias")}
+    assert zeros
+    spare = {"model.layers.0.post_mlp_layernorm.weight": np.ones(24, np.float32)}
+    lacking = {name: x for name, x in tensors.items() if name not in zeros} | spare
+    (config, params), (without, fewer) = (
+        load_pretrained(write_folder(golden._replace(tensors=x), tmp_path / name))
+        for name, x in (("zeros", tensors | zeros), ("released", lacking))
+    )
+    assert config.layers[-1].feed_forward.router.selection_bias
+    assert not without.layers[-1].feed_forward.router.selection_bias
+    tokens = jnp.asarray(golden.examples[0].tokens)
+    logits, expected = (
+        Transformer(x).apply({"params": y}, tokens) for x, y in ((without, fewer), (config, params))
+    )
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_what_mistral_4_says():
+    """The part of a head that turns, which rope_parameters have and transformers needs."""
+    fields = DENSE | {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
+    scaling = SCALED | {"llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4}
+    config = config_from_fields("mistral4", **fields, head_dim=10, rope_parameters=scaling)
+    assert config.attention.query_scaling == QueryScaling(beta=0.1, original_max_length=4096)
+    assert config.attention.positions[0].fraction == 1
+    _, values = choose_family(config, {}, "mistral4")
+    assert values["rope_parameters"]["partial_rotary_factor"] == 0.4
+    with pytest.raises(ValueError, match=r"query_scaling: None instead of QueryScaling"):
+        choose_family(config, {}, "deepseek_v3")
+    with pytest.raises(ValueError, match="head_dim = 4: the parts of a head add up to it"):
+        config_from_fields("mistral4", **fields, head_dim=4, rope_parameters=scaling)
+    with pytest.raises(ValueError, match=r"rope_parameters = None: expected an object with llama"):
+        config_from_fields("mistral4", **fields)

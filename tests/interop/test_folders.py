@@ -17,7 +17,9 @@ from jaxformer.config import GLU, MultiHead, TransformerConfig
 from jaxformer.generation import unroll
 from jaxformer.interop import load, load_config, load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
-from jaxformer.interop.load import read_pretrained
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config, read_pretrained
+from jaxformer.interop.save import choose_family
 from jaxformer.layers.layouts import layout_of, unstack_layers
 from tests.interop.golden_files import read_golden
 from tests.interop.golden_files import write_folder as write_golden
@@ -189,6 +191,22 @@ def test_the_context_length_of_a_loaded_file_is_saved(length, tmp_path, tensors)
     other = saved("other", extra={"max_position_embeddings": 9})
     assert other["max_position_embeddings"] == 9
     assert "max_position_embeddings" not in saved("mistral", family="mistral")
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("gptj", "n_positions"),
+        ("codegen", "n_positions"),
+        ("ctrl", "n_positions"),
+        ("mpt", "max_seq_len"),
+    ],
+)
+def test_the_context_length_has_the_name_of_its_family(name, field):
+    values = read_golden(name).config | {field: 300}
+    config = build_config(FAMILIES[name], values, where="here")
+    assert config.max_position_embeddings == 300
+    assert choose_family(config, {})[1][field] == 300
 
 
 def test_experts_stand_side_by_side(tmp_path):

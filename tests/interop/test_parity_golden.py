@@ -20,8 +20,11 @@ from tests.interop.golden_files import NAMES, read_golden, tolerance, write_fold
 from tests.interop.mutations import MUTATIONS
 from tests.interop.references import (
     specs_from_2023,
+    specs_of_chunks,
     specs_of_coverage,
     specs_of_coverage_2,
+    specs_of_recurrent,
+    specs_of_small_options,
     specs_to_2022,
 )
 from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
@@ -66,7 +69,8 @@ def loaded(tmp_path_factory):
 
 def test_every_kind_of_reference_has_a_golden_file():
     specs = {*specs_to_2022.SPECS, *specs_from_2023.SPECS}
-    specs |= {*specs_of_coverage.SPECS, *specs_of_coverage_2.SPECS}
+    specs |= {*specs_of_coverage.SPECS, *specs_of_coverage_2.SPECS, *specs_of_chunks.SPECS}
+    specs |= {*specs_of_small_options.SPECS, *specs_of_recurrent.SPECS}
     assert specs | set(REFERENCES_WITHOUT_FAMILY) <= set(NAMES)
 
 

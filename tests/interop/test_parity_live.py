@@ -76,6 +76,13 @@ SIZES = {
     "cohere_compass_nope": GROUPED
     | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     "aria_text": GROUPED | {"moe_num_shared_experts": 1, "mlp_bias": False},
+    "diffllama": GROUPED | {"num_key_value_heads": 2, "attention_bias": True},
+    "diffllama_biased": ALONE | {"attention_bias": False, "head_dim": None},
+    "llama4_text": GROUPED
+    | {"num_hidden_layers": 4, "interleave_moe_layer_step": 1, "attn_temperature_tuning": False},
+    "llama4_mixed": GROUPED
+    | {"num_hidden_layers": 4, "moe_layers": [], "attention_chunk_size": None}
+    | {"layer_types": None, "no_rope_layers": None},
     "m2m_100": TRANSLATOR | {"vocab_size": 53, "scale_embedding": False},
     "pegasus": TRANSLATOR | {"vocab_size": 53, "scale_embedding": True},
     "gpt_bigcode": GPT | {"n_inner": None, "scale_attn_weights": False},
@@ -96,6 +103,7 @@ SIZES = {
     "mt5": T5 | {"num_decoder_layers": 1},
     "openai_gpt": GPT | {"afn": "silu"},
     "gpt2": GPT | {"n_inner": None, "scale_attn_weights": False},
+    "gpt2_scales": GPT | {"n_layer": 4, "scale_attn_weights": False},
     "gpt3_banded": GPT | {"n_layer": 5},
     "gpt_neo": {"hidden_size": 36, "num_heads": 6, "intermediate_size": 29}
     | {"num_layers": 4, "attention_types": [[["global", "local"], 2]]}
@@ -211,6 +219,23 @@ SIZES = {
     | {"mlp_bias": False, "moe_latent_size": 13},
     "mamba2": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2, "head_dim": 12}
     | {"n_groups": 3, "use_bias": True, "use_conv_bias": True, "time_step_limit": (0.2, 0.9)},
+    "mamba": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2}
+    | {"use_bias": False, "conv_kernel": 3, "time_step_rank": "auto"},
+    "mamba_wide": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2}
+    | {"intermediate_size": 29, "use_conv_bias": True, "use_bias": True},
+    "falcon_mamba": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2}
+    | {"expand": 1, "mixer_rms_eps": 1e-2, "tie_word_embeddings": False},
+    "jamba": GROUPED
+    | {"num_hidden_layers": 7, "num_experts": 5, "expert_layer_period": 2}
+    | {"attn_layer_period": 3, "attn_layer_offset": 0, "mamba_conv_bias": False},
+    "jamba_dense": GROUPED
+    | {"attn_layer_offset": 1, "mamba_dt_rank": "auto", "mamba_proj_bias": False},
+    "recurrent_gemma": GROUPED
+    | {"hidden_size": 48, "num_hidden_layers": 7, "lru_width": 30, "attention_window_size": 7}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1}},
+    "recurrent_gemma_biased": GROUPED
+    | {"hidden_size": 24, "block_types": ["recurrent", "recurrent", "attention"]}
+    | {"num_key_value_heads": None, "attention_bias": False, "conv1d_width": 2},
     "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
     "falcon_40b": WIDE | {"num_kv_heads": 6},
     "falcon_7b": WIDE | {"multi_query": False},
@@ -236,6 +261,20 @@ SIZES["minicpm3"] = ALONE | {"scale_depth": None, "dim_model_base": None, "mlp_b
 SIZES["sarvam_mla"] = SIZES["youtu"] = SIZES["youtu_biased"] = ALONE
 SIZES["cwm"] = GROUPED | {"head_dim": 8}
 SIZES["jais2"] = GROUPED | {"attention_bias": False, "mlp_bias": False}
+SIZES["mistral4"] = ALONE | {"first_k_dense_replace": 0, "q_lora_rank": None, "n_group": 1}
+SIZES["mistral4"] |= {"topk_group": 1, "norm_topk_prob": False}
+SIZES["axk1"] = ALONE | {"mlp_layer_types": ["dense", "dense", "sparse"], "n_shared_experts": 2}
+SIZES["bitnet"] = GROUPED | {"attention_bias": False, "tie_word_embeddings": True}
+SIZES["laguna"] = GROUPED | WINDOWS | {"mlp_layer_types": ["dense", "sparse", "dense"]}
+SIZES["laguna"] |= {"num_attention_heads_per_layer": [6, 3, 9]}
+SIZES["laguna_elements"] = GROUPED | {"layer_types": None, "mlp_layer_types": None}
+SIZES["laguna_elements"] |= {"moe_router_logit_softcapping": 0.4, "attention_bias": False}
+SIZES["mimo_v2_flash"] = GROUPED | WINDOWS | {"mlp_layer_types": None}
+SIZES["mimo_v2_flash_biased"] = GROUPED | {"layer_types": None, "mlp_layer_types": None}
+SIZES["mimo_v2_flash_biased"] |= {"attention_value_scale": 0.5, "n_group": 1, "topk_group": 1}
+SIZES["kolibri1"] = WIDE | WINDOWS | {"num_key_value_heads": 3, "norm_topk_prob": False}
+SIZES["gpt_neox_japanese"] = WIDE | {"hidden_size": 48, "intermediate_multiple_size": 3}
+SIZES["gpt_neox_japanese"] |= {"tie_word_embeddings": False}
 EVEN_HALVES = {"hidden_size": 48}  # half of a head of 8 is a whole number of pairs
 for name in ("phi", "phi_qk_norm", "persimmon", "glm"):
     SIZES[name] = GROUPED | EVEN_HALVES

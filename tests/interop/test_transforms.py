@@ -180,6 +180,15 @@ def test_groups_that_are_not_heads():
         np.testing.assert_array_equal(second[:, 2 * group + place], theirs[4 * group + 2 + place])
 
 
+def test_second_heads_of_pairs_behind_all_first():
+    """Three pairs of key heads, each of which serves two queries."""
+    theirs = numbered((12 * H, D))
+    (ours,) = split(Rearrange("d (g 2 r) h -> (2 g r h) d", groups=3), theirs, [(D, 12, H)])
+    for pair, second, query in np.ndindex(3, 2, 2):
+        row = theirs[(6 * second + 2 * pair + query) * H + 1]
+        np.testing.assert_array_equal(ours[:, 4 * pair + 2 * second + query, 1], row)
+
+
 def test_taps_of_a_convolution():
     theirs = numbered((N * H + F, 1, 4))
     heads, rest = split(t.DEPTHWISE, theirs, [(4, N, H), (4, F)])

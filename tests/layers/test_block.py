@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer import functional as F
-from jaxformer.config import GLU, LayerNorm, MoE, NoAttention, RMSNorm, Router, SharedExpert
+from jaxformer.config import GLU, MLP, LayerNorm, MoE, NoAttention, RMSNorm, Router, SharedExpert
 from jaxformer.layers import (
     AttentionInputs,
     Block,
@@ -206,6 +206,51 @@ def test_experts_with_norms_of_their_own_read_the_stream(config, normal, randomi
     total = norm("post_experts_norm", routed) + norm("post_shared_norm", shared)
     expected = wide + norm("post_feed_forward_norm", total, tree=params)
     np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_a_norm_before_the_last_projection(config, normal, randomise):
+    """BitNet's network, in float64: down(norm(relu(gate x)^2 * up x))."""
+    option = GLU(hidden_dim=7, activation="relu_squared", sub_norm=RMSNorm(eps=0.05))
+    module, x = FeedForward(config(), option, MODE), normal(2, 5, 14)
+    params = randomise(module, x)
+    p, wide = jax.tree.map(np.float64, params), np.float64(x)
+    hidden = np.maximum(wide @ p["gate"]["kernel"], 0) ** 2 * (wide @ p["up"]["kernel"])
+    size = np.sqrt((hidden**2).mean(-1, keepdims=True) + 0.05)
+    expected = hidden / size * p["sub_norm"]["scale"] @ p["down"]["kernel"]
+    actual = jax.jit(module.apply)({"params": params}, x)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_a_norm_of_the_sum_of_experts_that_capped_logits_choose(config, normal, randomise):
+    """A.X K1's norm and Laguna's cap, in float64: x + norm(experts(norm x) + shared(norm x))."""
+    moe = MoE(
+        expert=MLP(hidden_dim=3, activation="relu"),
+        num_experts=5,
+        router=Router(score="sigmoid", selection_bias=True, scale=1.5, logit_softcap=0.4),
+        shared=SharedExpert(expert=MLP(hidden_dim=7, activation="relu")),
+        output_norm=RMSNorm(eps=0.05),
+    )
+    module, x = FeedForward(config(), moe, MODE), normal(2, 5, 14)
+    params = randomise(module, x)
+    p, wide = jax.tree.map(np.float64, params), np.float64(x)
+
+    def mlp(kernels, y):
+        return np.maximum(y @ kernels["up"], 0) @ kernels["down"]
+
+    logits = 0.4 * np.tanh(wide @ p["router"]["kernel"] / 0.4)
+    scores, total = 1 / (1 + np.exp(-logits)), np.zeros_like(wide)
+    for at in np.ndindex(2, 5):
+        chosen = np.argsort(-(scores[at] + p["selection_bias"]))[:2]
+        for expert in chosen:
+            kernels = {name: x["kernel"][expert] for name, x in p["experts"].items()}
+            weight = 1.5 * scores[at][expert] / scores[at][chosen].sum()
+            total[at] += weight * mlp(kernels, wide[at])
+    total += mlp({name: x["kernel"] for name, x in p["shared"].items()}, wide)
+    size = np.sqrt((total**2).mean(-1, keepdims=True) + 0.05)
+    expected = total / size * p["output_norm"]["scale"]
+    actual, sown = jax.jit(partial(module.apply, mutable="router"))({"params": params}, x)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+    np.testing.assert_allclose(sown["router"]["logits"][0], logits, atol=1e-6)
 
 
 def test_parallel_shared_placements(parts):

@@ -9,12 +9,15 @@ import pytest
 from jaxformer.config import (
     GLU,
     MLP,
+    RGLRU,
     XIELU,
     Alibi,
     Angles,
     BlockSparse,
+    Chunks,
     ClampedGEGLU,
     Decay,
+    Differential,
     Embedding,
     ExpertGroups,
     ExpertLatent,
@@ -36,6 +39,7 @@ from jaxformer.config import (
     RMSNorm,
     Rope,
     Router,
+    SelectiveScan,
     SharedExpert,
     SharedKV,
     ShortConvolution,
@@ -65,6 +69,7 @@ GROUPED = MoE(
         selection_bias=True,
         groups=ExpertGroups(num_groups=4, top_k=2),
         scale=2.5,
+        logit_softcap=0.9,
     ),
     shared=SharedExpert(expert=GLU(hidden_dim=7, bias=True), gated=True, combination="average"),
     latent=ExpertLatent(latent_dim=6, bias=True),
@@ -78,7 +83,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
         "t5": dict(positions=(T5,), scale=1.0),
         "fire": dict(positions=(Fire(hidden_dim=3, length=3.0), None)),
         "hybrid": dict(positions=(Rope(targets=EVERYWHERE), None)),
-        "transformer-xl": dict(positions=(TransformerXL(),)),
+        "transformer-xl": dict(positions=(TransformerXL(),), value_dim=5),
     },
     "placement": {
         name: dict(norm_placement=name) for name in ("pre", "post", "sandwich", "res_post")
@@ -98,7 +103,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
         ),
     },
     "feed-forward": {
-        "glu": {},
+        "glu": dict(feed_forward=(GLU(hidden_dim=9, sub_norm=LayerNorm()),)),
         "mixed": dict(
             feed_forward=(
                 MLP(hidden_dim=9, bias=True),
@@ -123,13 +128,14 @@ OPTIONS = {  # of attention where its name is there, else of the model
             sinks=True,
             output_gate=OutputGate(),
             value_norm=RMSNorm(),
+            sub_norm=RMSNorm(),
         ),
         "other": dict(
             qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
             biases=("query", "key", "value", "out"),
             normalizer="relu",
             query_scaling=QueryScaling(beta=0.7, original_max_length=3),
-            output_gate=OutputGate(over="head"),
+            output_gate=OutputGate(over="head", activation="softplus"),
         ),
     },
 }
@@ -166,6 +172,7 @@ KINDS = {
         rope_dim=2,
         value_dim=2,
         positions=(Rope(scaling=STRETCHED), T5, None),
+        query_scaling=QueryScaling(beta=0.7, original_max_length=3),
     ),
     "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(pairing="neighbours")),
     "convolution": ShortConvolution(
@@ -188,6 +195,10 @@ KINDS = {
         output=GatedNorm(over="group", placement="before_norm"),
         biases=("convolution",),
     ),
+    "mamba": SelectiveScan(
+        width=6, step_rank=3, state_dim=4, norm=RMSNorm(), biases=("in", "convolution", "out")
+    ),
+    "griffin": RGLRU(num_heads=2, head_dim=3, convolution_width=3, activation="relu"),
     "kimi delta": LinearAttention(
         num_heads=2,
         num_key_heads=2,
@@ -203,6 +214,7 @@ KINDS = {
             num_heads=4,
             num_kv_heads=2,
             head_dim=6,
+            value_dim=5,
             positions=(T5, Rope(), Rope(), Alibi()),
             windows=(WINDOW, None),
             output_gate=OutputGate(),
@@ -220,6 +232,31 @@ KINDS = {
             ),
             ShortConvolution(num_heads=2, head_dim=3),
         )
+    ),
+    "differential": Differential(
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=4,
+        positions=(Rope(), Alibi()),
+        windows=(WINDOW, None, None),
+        norm=RMSNorm(),
+        biases=("query", "out"),
+    ),
+    "chunks": (
+        MultiHead(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=6,
+            windows=(Chunks(size=WINDOW),),
+            qk_norm=QKNorm(),
+        ),
+        MultiHead(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=6,
+            positions=(None,),
+            query_scaling=QueryScaling(beta=0.7, original_max_length=2, offset=1),
+        ),
     ),
     "hybrid of three": (
         SharedKV(
@@ -266,13 +303,21 @@ def of(row):
 
 
 NORMED = replace(
-    GROUPED, router=Router(norm=LayerNorm(), expert_scale=True), norm=RMSNorm(scale_offset=1.0)
+    GROUPED,
+    router=Router(
+        score="sigmoid",
+        selection_bias=True,
+        selection="logits",
+        norm=LayerNorm(),
+        expert_scale=True,
+    ),
+    norm=RMSNorm(scale_offset=1.0),
 )
 CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
 CONFIGS["norms by layer"] = replace(
     BASE,
     norm_placement=("pre", "res_post", "sandwich"),
-    feed_forward=(GLU(hidden_dim=11), NORMED),
+    feed_forward=(GLU(hidden_dim=11), NORMED, replace(GROUPED, output_norm=RMSNorm())),
     attention=(KINDS["gated delta"], BASE.attention),
     num_layers=7,
 )

@@ -12,7 +12,7 @@ import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxformer import zoo
-from jaxformer.config import Decay, Latent, SharedKV
+from jaxformer.config import Decay, Differential, Latent, SharedKV
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.parallel import ParameterMetadata, parameter_metadata
 from jaxformer.training.optimizers import (
@@ -280,6 +280,7 @@ def test_decay_stays_out_of_the_statistics(optimizer, params, grads):
     "kind",
     [
         SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
+        Differential(num_heads=4, num_kv_heads=2, head_dim=6),
         Latent(num_heads=4, latent_dim=5, query_latent_dim=9, nope_dim=3, rope_dim=2, value_dim=7),
         Decay(num_heads=4, head_dim=6),
     ],

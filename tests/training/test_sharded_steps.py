@@ -39,6 +39,7 @@ CASES = [
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), {}),
     ("gpt-oss-20b", dict(expert=2, tensor=2, context=2), {}),  # sinks, biases of experts
+    ("llama-4-maverick", dict(expert=2, tensor=2, context=2), {}),  # chunks, weighed inputs
     ("gemma 4", dict(expert=2, tensor=2, context=2), {}),  # norms of experts, of values
     ("gemma 4 edge", dict(fsdp=2, tensor=2, context=2), dict(remat="dots")),
     ("llama-2-70b", dict(data=8), {}),
@@ -49,6 +50,7 @@ CASES = [
     ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
+    ("differential", dict(fsdp=2, context=2, tensor=2), {}),
     ("output gates", dict(fsdp=2, context=2, tensor=2), {}),
     ("hybrid", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),  # states handed along
     ("hybrid heads", dict(fsdp=2, context=2, tensor=2), {}),  # with one reduction of the sum
@@ -196,12 +198,20 @@ def test_a_step_on_many_devices_is_the_step_on_one(case):
     assert_same_training(train(*case), on_one_device(name, **alone))
 
 
-@pytest.mark.parametrize("name", ["shared expert", "latent experts", "norms of experts"])
+@pytest.mark.parametrize(
+    "name", ["shared expert", "latent experts", "norms of experts", "a norm of the sum"]
+)
 @pytest.mark.slow
 def test_a_shared_expert_is_added_once(name):
     """With the biases of its last layer, which every device has whole."""
     case = name, dict(fsdp=2, expert=2, tensor=2), {}
     assert_same_training(train(*case), on_one_device(name))
+
+
+@pytest.mark.slow
+def test_norms_of_sharded_heads_and_hidden_features():
+    case = "norms before projections", dict(fsdp=2, context=2, tensor=2), {}
+    assert_same_training(train(*case), on_one_device(case[0]))
 
 
 def messages(name, sizes, how):

@@ -51,9 +51,12 @@ def test_positions():
     assert routers["T5 bias"] == [
         *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
     ]
-    assert routers["none"] == ["mamba-2-2.7b", "nemotron-3-nano", "granite-4.0-h-small"]
+    assert routers["none"] == [
+        *("mamba-130m", "mamba-2.8b", "falcon-mamba-7b", "jamba-v0.1"),
+        *("mamba-2-2.7b", "nemotron-3-nano", "granite-4.0-h-small"),
+    ]
     assert routers["RoPE and none"] == [
-        *("Command A", "smollm3-3b", "exaone-4-32b", "trinity-mini")
+        *("Command A", "Llama 4 (maverick)", "smollm3-3b", "exaone-4-32b", "trinity-mini")
     ]
     assert "Baichuan 2" in routers["RoPE"] and "baichuan-2-7b" not in routers["RoPE"]
 
@@ -74,13 +77,17 @@ def test_what_few_chose():
     ]
     assert names_of("window")["in every layer"] == [
         *("Mistral (7B)", "phi-3-mini", "phi-3-medium"),
+        *("recurrentgemma-2b", "recurrentgemma-9b"),
         *("starcoder2-3b", "starcoder2-7b", "starcoder2-15b"),
     ]
     softcaps = names_of("softcap")
     assert softcaps.pop("none") and softcaps == {
         "scores and logits": ["Gemma 2 (27B)"],
         "scores": ["Grok"],
-        "logits": ["nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"],
+        "logits": [
+            *("recurrentgemma-2b", "recurrentgemma-9b"),
+            *("nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"),
+        ],
     }
     qk_norms = names_of("qk-norm")
     assert qk_norms["all heads together"] == ["Olmo 2", "OlMoE", "OLMo 3 (7B)", "minimax-m2"]
@@ -107,9 +114,15 @@ def test_short_convolutions_stand_beside_attention():
 def test_recurrent_layers_stand_beside_attention():
     choices = {
         name: {axis: choose(zoo.get(name)) for axis, choose in zoo.AXES.items()}
-        for name in ("mamba-2-2.7b", "bamba-9b", "nemotron-3-nano")
+        for name in (
+            "mamba-2-2.7b",
+            "bamba-9b",
+            "nemotron-3-nano",
+            "jamba-v0.1",
+            "recurrentgemma-2b",
+        )
     }
-    mamba, bamba, nemotron = choices.values()
+    mamba, bamba, nemotron, jamba, griffin = choices.values()
     assert (mamba["attention"], mamba["window"], mamba["feed-forward"]) == (
         "linear",
         "none",
@@ -119,6 +132,8 @@ def test_recurrent_layers_stand_beside_attention():
     assert (bamba["attention"], bamba["position"]) == ("linear and grouped-query", "RoPE")
     assert nemotron["attention"] == "linear and grouped-query"
     assert nemotron["feed-forward"] == "experts, some shared"
+    assert (jamba["attention"], jamba["position"]) == ("selective scan and grouped-query", "none")
+    assert (griffin["attention"], griffin["position"]) == ("RG-LRU and multi-query", "RoPE")
 
 
 def test_kinds_side_by_side_are_named_one_by_one():
@@ -140,10 +155,10 @@ def test_routers_are_of_mixtures_only():
     ]
     assert routers["softmax, limited capacity"] == ["Switch Transformer"]
     mixtures = {name for name in zoo.names() if zoo.get(name).feed_forward[-1].is_moe}
-    mixtures -= {"switch-base-8", "switch-base-128"}  # they choose as the row's preset does
+    mixtures -= {"switch-base-8", "switch-base-128", "llama-4-scout"}  # as the row's preset
     assert sum(numbers(routers).values()) == len(mixtures)
     branches = numbers(names_of("feed-forward"))
-    assert (branches["experts"], branches["experts, some shared"]) == (10, 15)
+    assert (branches["experts"], branches["experts, some shared"]) == (11, 16)
     assert names_of("experts")["4 of 60, 4 shared"] == ["Qwen 1.5"]
 
 

@@ -143,6 +143,11 @@ EXACT = {
     "hunyuan-3": 295_033_543_488,
     "granite-3.3-8b": 8_170_864_640,
     "lfm-2.5-1.2b": 1_170_340_608,
+    "mamba-130m": 129_135_360,
+    "mamba-2.8b": 2_768_345_600,
+    "falcon-mamba-7b": 7_272_665_088,
+    "jamba-v0.1": 51_570_323_328,
+    "recurrentgemma-2b": 2_682_862_080,
 }
 # Elements of files that hold, besides, the layer that predicts a second token, with tables of its
 # own.
@@ -165,6 +170,8 @@ ROUNDED = {
     "deepseek-67b": (67, 0.5),  # table 2
     "reka-flash-3": (20.9, 0.05),  # model page
     "falcon-2-11b": (11.1, 0.05),  # model page
+    "llama-4-scout": (109, 1.5),  # model page, with images
+    "llama-4-maverick": (400, 1),
     "gpt-oss-20b": (20.91, 0.005),  # model card, table 1
     "gpt-oss-120b": (116.83, 0.005),
     "baichuan-2-13b": (13.9, 0.05),  # model page
@@ -185,6 +192,7 @@ ROUNDED = {
     "qwen-3.5-27b": (27, 0.5),
     "qwen-3.5-35b-a3b": (35, 0.5),
     "trinity-mini": (26, 0.5),  # abstract
+    "recurrentgemma-9b": (8.6, 0.05),  # table 1
     "mamba-2-2.7b": (2.7, 0.05),  # its name
     "bamba-9b": (9.78, 0.005),  # model page
     "granite-4.0-h-small": (32, 0.5),  # model page
@@ -213,6 +221,8 @@ ACTIVE = {
     "glm-4.5": (32, 0.5, 2),
     "minimax-m2": (10, 0.5, 1),  # model page
     "hunyuan-3": (21, 0.5, 0),  # model page
+    "llama-4-scout": (17, 0.5, 0),  # model page
+    "llama-4-maverick": (17, 0.5, 0),
     "gpt-oss-20b": (3.61, 0.005, 1),  # model card, table 1
     "gpt-oss-120b": (5.13, 0.005, 1),
     "switch-base-8": (0.223, 0.001, 0),  # section 2: as many as T5-Base
@@ -226,6 +236,7 @@ ACTIVE = {
     "trinity-mini": (3, 0.5, 0),  # abstract
     "granite-4.0-h-small": (9, 0.5, 0),  # model page
     "gemma-4-26b-a4b": (3.823, 0.001, 0),
+    "jamba-v0.1": (12, 0.5, 0),  # abstract
     "nemotron-3-nano": (3.2, 0.05, 1),  # announcement, which says 3.6 with the table of tokens
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxformer.checks import INT32_MAX, require, require_nonempty, require_positive
-from jaxformer.config.positions import Positions, Rope, ScoreBias
+from jaxformer.config.positions import Positions, Rope, ScoreBias, window_size
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 MAX_ROTARY_DIM = 2**16  # their frequencies are a table that is made before any weight is read
@@ -64,7 +64,8 @@ def check_layer_patterns(attention: Any) -> None:
     """Check the per-layer positions and windows, and that at most one bias is shared."""
     require_nonempty(attention, "positions", "windows")
     for window in attention.windows:
-        tokens = window if isinstance(window, int) else 1
+        size = window_size(window)
+        tokens = 1 if size is None else size
         require(tokens >= 1, f"A window must be at least 1; got {window}.")
         require(tokens <= INT32_MAX, f"A window must be at most {INT32_MAX}; got {window}.")
     for rope in attention.positions:

@@ -5,6 +5,8 @@ from typing import Any
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
+from jaxformer.config.norms import Norm
+from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
 
 class AttentionDefaults:
@@ -18,7 +20,9 @@ class AttentionDefaults:
         shards_sequence: Whether it can be sharded over the mesh axis `context`.
         query_scaling: How queries grow with the position, if they do.
         output_gate: Gate on the outputs of the heads, if there is one.
+        sub_norm: Norm of what the output projection reads, if there is one.
         cross_layer_kv: Whether keys and values are those of an earlier layer.
+        depends_on_depth: Whether it reads the number of its layer.
     """
 
     has_scores = True
@@ -27,7 +31,9 @@ class AttentionDefaults:
     shards_sequence = True
     query_scaling: QueryScaling | None = None
     output_gate: OutputGate | None = None
+    sub_norm: Norm | None = None
     cross_layer_kv: bool = False
+    depends_on_depth = False
     num_heads: int
     head_dim: int
     positions: Any
@@ -64,12 +70,14 @@ class RecurrentDefaults(AttentionDefaults):
     Attributes:
         positions: (None,): there are no scores for positions to enter.
         windows: (1,): the cache is one state.
+        chunk: Tokens whose weights a head computes together; 0 if there are no such weights.
     """
 
     has_scores = False
     has_weights = False
     positions = (None,)
     windows: Any = (1,)
+    chunk: int = RECURRENCE_CHUNK
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer for `length` tokens, including its projections."""

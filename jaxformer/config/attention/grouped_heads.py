@@ -29,6 +29,7 @@ class GroupedHeads(AttentionDefaults):
     """Sizes and costs of attention whose query heads share key-value heads in groups."""
 
     num_kv_heads: int
+    value_dim: int | None = None
     positions: tuple[Positions | None, ...]
     windows: tuple[Window, ...]
     scale: float | None
@@ -53,6 +54,16 @@ class GroupedHeads(AttentionDefaults):
         return self.head_dim
 
     @property
+    def value_width(self) -> int:
+        """Features of a value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads, the input of the output projection."""
+        return self.num_heads * self.value_width
+
+    @property
     def num_cached_arrays(self) -> int:
         """Arrays cached per token: keys and values."""
         return 2
@@ -61,30 +72,34 @@ class GroupedHeads(AttentionDefaults):
         self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
     ) -> int:
         """FLOPs of one layer, including its projections."""
-        heads, kv = self.heads_width, self.num_kv_projections * self.num_kv_heads * self.head_dim
-        gates = num_gates(self.output_gate, self.num_heads, self.head_dim)
-        projections = query_length * model_dim * (2 * heads + gates)
+        both = self.num_heads * self.head_dim + self.heads_width  # queries, and what is put out
+        kv = self.num_kv_heads * sum((self.head_dim, self.value_width)[: self.num_kv_projections])
+        gates = num_gates(self.output_gate, self.num_heads, self.value_width)
+        projections = query_length * model_dim * (both + gates)
         projections += key_length * model_dim * kv
-        return 2 * (projections + 2 * query_length * num_visible_keys * heads)
+        return 2 * (projections + query_length * num_visible_keys * both)
 
     def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
-        heads = self.heads_width / tensor
-        kv = self.num_kv_heads * self.head_dim / min(tensor, self.num_kv_heads)
-        gates = num_gates(self.output_gate, self.num_heads, self.head_dim) / tensor
-        gated_heads = heads if gates else 0
+        queries, heads = self.num_heads * self.head_dim / tensor, self.heads_width / tensor
+        key, value = (
+            self.num_kv_heads * width / min(tensor, self.num_kv_heads)
+            for width in (self.head_dim, self.value_width)
+        )
+        gates = num_gates(self.output_gate, self.num_heads, self.value_width) / tensor
+        gated_heads = heads * (bool(gates) + (self.sub_norm is not None))
         return ActivationWidths(
-            heads + self.num_kv_projections * kv + gates,
-            2 * heads + kv + gated_heads,
+            queries + sum((key, value)[: self.num_kv_projections]) + gates,
+            queries + heads + key + gated_heads,
             heads,
-            self.num_cached_arrays * kv,
+            sum((key, value)[: self.num_cached_arrays]),
         )
 
     def empty_layer_cache(self, shape: CacheShape) -> KVCache | SharedCache:
         """Return the empty cache of one layer."""
-        count = self.num_cached_arrays
-        arrays = (shape.zeros(self.num_kv_heads, self.head_dim) for _ in range(count))
-        return KVCache(*arrays) if count == 2 else SharedCache(*arrays)
+        widths = (self.head_dim, self.value_width)[: self.num_cached_arrays]
+        arrays = [shape.zeros(self.num_kv_heads, width) for width in widths]
+        return KVCache(*arrays) if len(arrays) == 2 else SharedCache(*arrays)
 
     def tiny(self: Kind) -> Kind:
         """Return the option at test size, with as many groups of heads."""

@@ -6,14 +6,28 @@ from typing import Any
 from jaxformer.checks import check_fields, require
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.defaults import SideBySide
+from jaxformer.config.attention.differential import Differential
 from jaxformer.config.attention.latent import Latent
 from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.attention.rg_lru import RGLRU
+from jaxformer.config.attention.selective_scan import SelectiveScan
 from jaxformer.config.attention.shared_kv import SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution
 
-HeadKind = MultiHead | SharedKV | Latent | Decay | LinearAttention | ShortConvolution | Mixer
+HeadKind = (
+    MultiHead
+    | SharedKV
+    | Differential
+    | Latent
+    | Decay
+    | LinearAttention
+    | SelectiveScan
+    | RGLRU
+    | ShortConvolution
+    | Mixer
+)
 
 
 @dataclass(frozen=True, kw_only=True)

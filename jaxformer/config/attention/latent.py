@@ -12,6 +12,7 @@ from jaxformer.config.attention.checks import (
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
 from jaxformer.config.attention.output_gate import OutputGate, num_gates
+from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope, Window
 from jaxformer.config.tiny import (
@@ -45,6 +46,7 @@ class Latent(AttentionDefaults):
         scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
             multiplies that by the square of `yarn_attention_factor`.
         norm: Norm of the latents.
+        query_scaling: Factor of whole queries by position, as in `MultiHead`.
         biases: Projections with a bias.
         output_gate: As in `MultiHead`; it reads the input of the layer, not a latent.
 
@@ -63,6 +65,7 @@ class Latent(AttentionDefaults):
     windows: tuple[Window, ...] = (None,)
     scale: float | None = None
     norm: Norm = RMSNorm()
+    query_scaling: QueryScaling | None = None
     biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
     output_gate: OutputGate | None = None
 
@@ -146,5 +149,6 @@ class Latent(AttentionDefaults):
             value_dim=TINY_HEAD_DIM,
             positions=tuple(map(tiny_positions, self.positions)),
             scale=rescale_with_width(self.scale, self.key_dim, 2 * TINY_HEAD_DIM),
+            query_scaling=self.query_scaling and self.query_scaling.tiny(),
             windows=tuple(map(tiny_window, self.windows)),
         )

@@ -48,7 +48,10 @@ class ConvolutionCache(NamedTuple):
 
 
 class LinearAttentionCache(NamedTuple):
-    """State of linear attention in float32, and the last inputs of its convolutions, if any."""
+    """State of linear attention in float32, and the last inputs of its convolutions, if any.
+
+    A selective scan has one slot, of the state of each feature, and one convolution.
+    """
 
     state: Float[Array, "*layers_and_batch N H Hv"]
     convolutions: tuple[ConvolutionCache, ...]  # of queries, keys and values

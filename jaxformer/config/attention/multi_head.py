@@ -11,6 +11,7 @@ from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
+from jaxformer.config.tiny import TINY_HEAD_DIM
 
 Projection = Literal["query", "key", "value", "out"]
 
@@ -22,7 +23,8 @@ class MultiHead(GroupedHeads):
     Attributes:
         num_heads: Query heads.
         num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
-        head_dim: Width of a head.
+        head_dim: Width of a head's query and key.
+        value_dim: Width of a head's value; None is head_dim.
         positions: Position options, cycled over the layers.
         windows: Attention windows, cycled over the layers: each query attends to the last W keys,
             its own included (in an encoder also to W - 1 keys after it), or by a `BlockSparse`
@@ -39,6 +41,7 @@ class MultiHead(GroupedHeads):
         sinks: Whether each query head has a sink: a learned score of a further key whose value is
             zero, so that its weights sum to less than 1.
         output_gate: Gate on the outputs of the heads, before the output projection.
+        sub_norm: Norm of all gated heads together, before the output projection (sub-LN, BitNet).
         cross_layer_kv: Whether keys and values are those of the last layer before it that has the
             same window and projections of its own, so that this layer caches nothing (KV sharing,
             cross-layer attention). That layer is one of `TransformerConfig.first_layers`, or
@@ -47,11 +50,13 @@ class MultiHead(GroupedHeads):
     References:
         Brandon et al., Reducing Transformer Key-Value Cache Size with Cross-Layer Attention, 2024.
         arXiv:2405.12981, section 2 (cross_layer_kv)
+        Wang et al., Foundation Transformers, 2022. arXiv:2210.06423, section 2.1 (sub_norm)
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
     positions: tuple[Positions | None, ...] = (Rope(),)
     windows: tuple[Window, ...] = (None,)
     scale: float | None = None
@@ -64,11 +69,12 @@ class MultiHead(GroupedHeads):
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
     output_gate: OutputGate | None = None
+    sub_norm: Norm | None = None
     cross_layer_kv: bool = False
 
     def __post_init__(self):
         check_fields(self)
-        require_positive(self, "clip_qkv")
+        require_positive(self, "clip_qkv", "value_dim")
         require(
             self.normalizer == "softmax" or not self.sinks,
             f'MultiHead.sinks needs normalizer="softmax"; got {self.normalizer!r}.',
@@ -80,6 +86,13 @@ class MultiHead(GroupedHeads):
             not (self.cross_layer_kv and (biases or self.value_norm)),
             "MultiHead.cross_layer_kv has no projections to keys and values, so it needs no bias "
             f"and no norm of these; got biases {biases} and value_norm {self.value_norm}.",
+        )
+
+        targets = {x for rope in self.positions if isinstance(rope, Rope) for x in rope.targets}
+        require(
+            self.value_width == self.head_dim or not targets & set("vo"),
+            "MultiHead.value_dim must be head_dim where RoPE rotates values or outputs; got "
+            f"value_dim {self.value_dim} and head_dim {self.head_dim}.",
         )
 
     @property
@@ -98,5 +111,8 @@ class MultiHead(GroupedHeads):
 
     def tiny(self) -> "MultiHead":
         """Return the option at test size, with as many groups of heads."""
-        scaling = self.query_scaling
-        return replace(super().tiny(), query_scaling=None if scaling is None else scaling.tiny())
+        return replace(
+            super().tiny(),
+            value_dim=self.value_dim and TINY_HEAD_DIM // 2,
+            query_scaling=self.query_scaling and self.query_scaling.tiny(),
+        )

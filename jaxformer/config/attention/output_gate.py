@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxformer import functional as F
 from jaxformer.checks import check_fields
 
 
@@ -10,12 +14,13 @@ from jaxformer.checks import check_fields
 class OutputGate:
     """Multiply the outputs o of the heads by a gate that reads the layer's input x.
 
-        out = W_out (sigmoid(W_gate x) * o)
+        out = W_out (activation(W_gate x) * o)
 
     x is also what queries are projected from. QK-norm and RoPE do not touch the gate.
 
     Attributes:
         over: What has a gate of its own: "feature" is each feature of each head, "head" each head.
+        activation: "sigmoid", or "softplus", which may also make outputs larger (Laguna).
 
     References:
         Qiu et al., Gated Attention for Large Language Models: Non-linearity, Sparsity, and
@@ -23,9 +28,17 @@ class OutputGate:
     """
 
     over: Literal["feature", "head"] = "feature"
+    activation: Literal["sigmoid", "softplus"] = "sigmoid"
 
     def __post_init__(self):
         check_fields(self)
+
+    def __call__(
+        self, logits: Float[Array, "*batch N G"], heads: Float[Array, "*batch N H"]
+    ) -> Float[Array, "*batch N H"]:
+        """The gated heads."""
+        function = F.softplus if self.activation == "softplus" else F.sigmoid
+        return function(jnp.broadcast_to(logits, heads.shape)) * heads
 
     def gates_per_head(self, head_dim: int) -> int:
         """Gates of a head whose output has `head_dim` features."""

@@ -7,6 +7,7 @@ from jaxformer.functional.attention.cudnn import describe_segments
 from jaxformer.functional.attention.kernels import (
     ArrayOrShape,
     AttentionRequest,
+    chunks_as_segments,
     cudnn_unsupported_reason,
     splash_unsupported_reason,
 )
@@ -67,7 +68,7 @@ def choose_implementation(
         choice = "blockwise" if blocks else "xla"
     explanation = "" if fallback_reason is None else f", since {fallback_reason}"
     if choice == "cudnn":
-        explanation = describe_segments(request.mask)
+        explanation = describe_segments(chunks_as_segments(request.mask))
     LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, explanation)
     return choice
 

@@ -1,7 +1,7 @@
 """Fused attention kernels: cuDNN on NVIDIA GPUs, splash on TPUs; what each supports."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ def cudnn_attention(
     References:
         Dao et al., FlashAttention, 2022. arXiv:2205.14135
     """
+    mask = chunks_as_segments(mask)
     rule = MaskRule() if mask is None else mask.rule
     # A window that ends with the query's own token is causal.
     causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
@@ -75,6 +76,34 @@ def _attend_flat_batch(
     kernel_args = *flat_arrays, flat_segment_ids(mask, heads[0].shape[:-3]), sinks
     output = kernel_attention(kernel, *pvary_like(kernel_args, kernel_args))
     return output.reshape(heads[0].shape)
+
+
+def chunks_as_segments(mask: AttentionMask | None) -> AttentionMask | None:
+    """Return the mask of contiguous tokens with each chunk as a segment of its own.
+
+    If it is causal, a window as long as a chunk excludes no further key, and lets kernels skip
+    tiles.
+    """
+    if mask is None or mask.rule.chunk is None:
+        return mask
+    rule, chunk, T = mask.rule, mask.rule.chunk, mask.query_positions.shape[-1]
+    segments = (
+        positions // chunk if ids is None else ids * (-(-T // chunk)) + positions // chunk
+        for positions, ids in (
+            (mask.query_positions, mask.query_segments),
+            (mask.key_positions, mask.key_segments),
+        )
+    )
+    # Of each document the chunks before its last are whole; padding may be one segment more.
+    documents = 0 if mask.query_segments is None else rule.max_segments
+    rule = replace(
+        rule,
+        chunk=None,
+        window=min(chunk, rule.window or chunk) if rule.causal else rule.window,
+        max_segments=None if documents is None else documents + 1 + (T - 1) // chunk,
+    )
+    query_segments, key_segments = segments
+    return mask._replace(query_segments=query_segments, key_segments=key_segments, rule=rule)
 
 
 def flat_segment_ids(mask: AttentionMask | None, batch: tuple[int, ...]) -> SegmentIds:
@@ -123,6 +152,7 @@ def splash_attention(
         Context, 2023. arXiv:2310.01889
     """
     (T, N, width), S = query.shape[-3:], key.shape[-3]
+    mask = chunks_as_segments(mask)
     rule = MaskRule() if mask is None else mask.rule
     query, scale = resolve_scale(query, scale)
     heads = [query * scale, key, value]

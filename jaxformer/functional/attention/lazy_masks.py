@@ -14,6 +14,7 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.masks import (
     BlockSparsePattern,
     causal_mask,
+    chunk_mask,
     segment_mask,
     window_mask,
 )
@@ -30,6 +31,7 @@ class MaskRule:
         lookahead: With a window, also this many keys after the query.
         contiguous_positions: Positions increase by one within each segment, and queries and keys
             are the same tokens, as fused kernels need.
+        chunk: Only keys of the query's chunk of so many positions; None is all.
         block_sparse: Only keys of the blocks that this pattern shows to each head.
         max_segments: No row has more segments, which kernels rely on; None is unknown.
     """
@@ -38,14 +40,14 @@ class MaskRule:
     window: int | None = None
     lookahead: int = 0
     contiguous_positions: bool = False
+    chunk: int | None = None
     block_sparse: BlockSparsePattern | None = None
     max_segments: int | None = None
 
     def __post_init__(self):
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"MaskRule.window must be at least 1; got {self.window}.")
-        if self.max_segments is not None and self.max_segments < 1:
-            raise ValueError(f"MaskRule.max_segments must be at least 1; got {self.max_segments}.")
+        for name in ("window", "chunk", "max_segments"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ValueError(f"MaskRule.{name} must be at least 1; got {number}.")
         if self.lookahead < 0 or (self.lookahead and self.window is None):
             raise ValueError(
                 "MaskRule.lookahead is a number of keys after the query, beside a window of those "
@@ -96,6 +98,8 @@ class AttentionMask(NamedTuple):
             masks.append(causal_mask(*positions))
         if rule.window is not None:
             masks.append(window_mask(*positions, rule.window, lookahead=rule.lookahead))
+        if rule.chunk is not None:
+            masks.append(chunk_mask(*positions, rule.chunk))
         if self.query_segments is not None and self.key_segments is not None:
             masks.append(segment_mask(self.query_segments, self.key_segments))
         if rule.block_sparse is not None and self.head_shifts is not None:

@@ -115,6 +115,52 @@ def window_mask(
 
 
 @typechecked
+def chunk_mask(
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    chunk: int,
+) -> Bool[Array, "*batch T S"]:
+    """Chunk mask: each query attends to the keys of its own chunk of positions.
+
+        mask[t, s] = key_positions[s] // chunk == query_positions[t] // chunk
+
+    It allows keys after the query; combine it with `causal_mask`. A chunk at least as long as the
+    sequence allows every pair.
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        chunk: Length of a chunk, in tokens; the first begins at position 0.
+
+    Returns:
+        True where query and key are in the same chunk.
+
+    Raises:
+        ValueError: ``chunk`` is below 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(4)
+        >>> causal = F.causal_mask(positions, positions)
+        >>> print((causal & F.chunk_mask(positions, positions, 2)).astype(int))
+        [[1 0 0 0]
+         [1 1 0 0]
+         [0 0 1 0]
+         [0 0 1 1]]
+
+    References:
+        Meta, Llama 4, 2025, https://github.com/meta-llama/llama-models (iRoPE: local layers)
+        Child et al., Generating Long Sequences with Sparse Transformers, 2019. arXiv:1904.10509,
+        section 4.3 (fixed attention, whose first part this is)
+    """
+    if chunk < 1:
+        raise ValueError(f"A chunk has at least 1 token; got {chunk}.")
+    queries, keys = broadcast_pairs(query_positions // chunk, key_positions // chunk)
+    return keys == queries
+
+
+@typechecked
 def segment_mask(
     query_segments: Integer[Array, "*#batch T"], key_segments: Integer[Array, "*#batch S"]
 ) -> Bool[Array, "*batch T S"]:

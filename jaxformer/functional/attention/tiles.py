@@ -110,6 +110,9 @@ def compute_block_mask(options: BlockwiseOptions, group: HeadGroup) -> Bool[Arra
         block_mask &= key_min <= query_max
     if rule.window is not None:
         block_mask &= (key_max > query_min - rule.window) & (key_min <= query_max + rule.lookahead)
+    if rule.chunk is not None:
+        block_mask &= key_max // rule.chunk >= query_min // rule.chunk
+        block_mask &= key_min // rule.chunk <= query_max // rule.chunk
     if mask.query_segments is not None and mask.key_segments is not None:
         query_first, query_last, first, last = extremes(mask.query_segments, mask.key_segments)
         block_mask &= (first <= query_last) & (last >= query_first)

@@ -11,6 +11,7 @@ from jaxformer.interop.families import (
     cohere,
     dbrx,
     deepseek,
+    diffllama,
     ernie,
     falcon,
     falcon_h1,
@@ -20,10 +21,13 @@ from jaxformer.interop.families import (
     gpt_neox,
     gptj,
     granite_hybrid,
+    heads_by_layer,
     kimi_linear,
     lfm2,
     llama,
+    llama4,
     mamba,
+    mamba1,
     marian,
     minimax,
     nemotron_h,
@@ -32,6 +36,7 @@ from jaxformer.interop.families import (
     phi,
     qwen,
     qwen3_next,
+    recurrent_gemma,
     switch,
     t5,
 )
@@ -40,8 +45,10 @@ from jaxformer.interop.family import Family
 # An export uses the first that matches, so the simplest come first.
 MODULES = (
     *(llama, gemma, gemma4, cohere, deepseek, phi, qwen, dbrx, ernie, afmoe, baichuan, lfm2),
-    *(qwen3_next, mamba, granite_hybrid, nemotron_h, kimi_linear, minimax, falcon_h1),
-    *(olmo_hybrid, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian, aria, apertus),
+    *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
+    *(minimax, falcon_h1, diffllama, llama4),
+    *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
+    *(aria, apertus),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

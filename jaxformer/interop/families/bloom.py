@@ -111,5 +111,6 @@ FAMILIES = (
             *m.branch_rules(f"{BLOCK}.attn", "attention", out="out_proj"),
             *m.branch_rules(f"{BLOCK}.ffn", "feed_forward", up="up_proj", down="down_proj"),
         ),
+        length_name="max_seq_len",
     ),
 )

@@ -24,7 +24,7 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.ropes import RopeOfWindows
-from jaxformer.interop.families.windows import WINDOW_TYPES, Windows, WindowsWithSize, all_but_every
+from jaxformer.interop.families.windows import WINDOW_TYPES, Windows, all_but_every
 from jaxformer.interop.family import Family
 from jaxformer.interop.param_mapping import decoder_mapping, glu_rules, norm_rules
 from jaxformer.interop.rope_config import RopeField, read_rope_section, write_rope_section
@@ -215,7 +215,7 @@ FAMILIES = (
         (
             *(*p.decoder(eps=1e-5, eps_name="layer_norm_eps", tied=True), *p.GLU, p.ATTENTION_BIAS),
             Field("logit_scale", "head.multiplier", 1.0),
-            *(WindowsWithSize(4096, rule=no_windows), RopeOrNone()),
+            *(Windows(4096, rule=no_windows, needs_size=True), RopeOrNone()),
             Unused("pooling"),  # of a model of vectors
         ),
         decoder_mapping(*RULES, *p.FEED_FORWARD),

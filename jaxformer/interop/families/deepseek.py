@@ -21,7 +21,8 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import experts as e
 from jaxformer.interop.families import llama_like as p
-from jaxformer.interop.family import Family
+from jaxformer.interop.families.ropes import RopeAndQueryScaling
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.rope_config import RopeField, first_rope
 from jaxformer.interop.transforms import LINEAR, LINEAR_BY_GROUP
 from jaxformer.zoo.deepseek import DEEPSEEK_V2_LITE
@@ -78,6 +79,13 @@ class LatentBiases(Field):
         return "out" in value
 
 
+WHOLE_HEAD = Repeated(
+    "qk_head_dim",
+    lambda x: x["attention.nope_dim"] + x["attention.rope_dim"],
+    "the parts of a head add up to it",
+)
+
+
 def latent_fields(
     *,
     query: int | None = 1536,
@@ -105,11 +113,7 @@ def latent_fields(
         Field("qk_nope_head_dim", "attention.nope_dim", plain, POSITIVE_INTEGER),
         Field("qk_rope_head_dim", "attention.rope_dim", rotated, POSITIVE_INTEGER),
         Field("v_head_dim", "attention.value_dim", value),
-        Repeated(
-            "qk_head_dim",
-            lambda x: x["attention.nope_dim"] + x["attention.rope_dim"],
-            "the parts of a head add up to it",
-        ),
+        WHOLE_HEAD,
         LatentBiases("attention_bias", "attention.biases", False),
         Field("rms_norm_eps", "norm.eps", eps),
         Field("tie_word_embeddings", "head.tied", tied),
@@ -166,6 +170,28 @@ class LatentRope(RopeField):
         return fields
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatentRopeAndQueryScaling(RopeAndQueryScaling, LatentRope):
+    """Whole queries grow too; ``partial_rotary_factor`` is the part of them that RoPE turns."""
+
+    pairing: Any = "neighbours"
+    fraction: float | None = 1.0
+    has_width: bool = False
+
+    def read_rope(self, reader: ConfigReader) -> c.Rope:
+        """RoPE of the whole shared key."""
+        return replace(super().read_rope(reader), fraction=1.0)
+
+    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
+        """The fields of config.json."""
+        latent: Any = model.layers[0].attention
+        if (fields := super().write(model)) is None:
+            return None
+        fraction = {self.fraction_name: latent.rope_dim / latent.key_dim}
+        names = [name for name in ("rope_scaling", "rope_parameters") if fields[name]]
+        return fields | fraction | {name: {**fields[name], **fraction} for name in names}
+
+
 class GroupsByBest:
     """Groups that count by their best expert, if there are any; never renormalised (V2)."""
 
@@ -209,6 +235,14 @@ class MiniCpmMultipliers:
         return {"scale_depth": round(depth, 13), "dim_model_base": round(exact)}
 
 
+AXK1_EXPERTS = e.deepseek_experts(
+    *(192, 8),
+    width=2048,
+    router=replace(e.SIGMOID, scale=2.5),
+    groups=c.ExpertGroups(num_groups=8, top_k=4),
+    layers=e.DenseFirst(1, has_types=True),
+    more=(Field("rms_norm_eps", "output_norm.eps", 1e-6),),
+)
 MODEL = DEEPSEEK_V2_LITE
 MAPPING = m.decoder_mapping(*(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()))
 FAMILIES = (
@@ -291,6 +325,43 @@ FAMILIES = (
         MAPPING,
         attention_types=(c.Latent,),
         predicts_further_tokens=True,
+    ),
+    # As V3, except: chosen by softmax, queries grow with the position, experts in two tensors.
+    Family(
+        "mistral4",
+        "Mistral4ForCausalLM",
+        MODEL,
+        (
+            *latent_fields(query=1024, latent=256, plain=64),
+            replace(WHOLE_HEAD, name="head_dim"),
+            LatentRopeAndQueryScaling(max_length=1_048_576),
+            e.deepseek_experts(*(128, 4), width=2048, router=c.Router()),
+        ),
+        m.decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *p.FEED_FORWARD),
+            m.MappingRule(f"{e.PREFIX}.gate.weight", "feed_forward/router/kernel", LINEAR),
+            *e.stacked_rules(f"{e.PREFIX}.experts.gate_up_proj", f"{e.PREFIX}.experts.down_proj"),
+            *m.glu_rules(f"{e.PREFIX}.shared_experts", e.SHARED),
+        ),
+        attention_types=(c.Latent,),
+    ),
+    # As V3, except: a norm of the sum of the chosen experts and the shared one (A.X K1).
+    Family(
+        "axk1",
+        "AXK1ForCausalLM",
+        MODEL,
+        (
+            *(*latent_fields(), LatentRope(max_length=32_768)),
+            replace(AXK1_EXPERTS, moe=replace(AXK1_EXPERTS.moe, output_norm=c.RMSNorm())),
+        ),
+        m.decoder_mapping(
+            *(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()),
+            *m.norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "feed_forward/output_norm"),
+        ),
+        # Released files have the norm in the dense layer too, without effect, and no bias.
+        optional_selection_bias="e_score_correction_bias",
+        ignored_tensors=(*INV_FREQ_PATTERNS, r"model\.layers\.0\.post_mlp_layernorm\.weight"),
+        attention_types=(c.Latent,),
     ),
     # As V3, except: no experts; tied.
     Family(

@@ -21,6 +21,7 @@ from jaxformer.interop.config_fields import (
 )
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.windows import PerLayer
 from jaxformer.interop.param_mapping import MappingRule, fused_rules, glu_rules, linear_rules
 from jaxformer.interop.transforms import LINEAR
 
@@ -348,6 +349,26 @@ class DenseFirst:
 
 
 MLP_TYPES = "mlp_layer_types"
+
+
+@dataclass(frozen=True)
+class LayersByType:
+    """The layers that ``mlp_layer_types`` calls sparse have experts.
+
+    Attributes:
+        num_dense: How many of the first layers have none in a file without the field.
+    """
+
+    num_dense: int = 0
+    types = PerLayer(MLP_TYPES, {"sparse": True, "dense": False})
+
+    def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
+        """Whether each layer has experts."""
+        return [*self.types.read(reader, num_layers, lambda i: i >= self.num_dense)]
+
+    def write(self, is_sparse: list[bool]) -> Options:
+        """The words."""
+        return self.types.write(is_sparse)
 
 
 def _mlp_types(is_sparse: Iterable[bool]) -> list[str]:

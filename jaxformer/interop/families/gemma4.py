@@ -28,7 +28,7 @@ from jaxformer.interop.families import gemma
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.experts import SHARED, stacked_rules
 from jaxformer.interop.families.ropes import RopeByLayerType
-from jaxformer.interop.families.windows import Rule, WindowsWithSize, all_but_every
+from jaxformer.interop.families.windows import Rule, Windows, all_but_every
 from jaxformer.interop.family import Family
 from jaxformer.interop.hf_activations import HF_ACTIVATIONS
 from jaxformer.interop.param_mapping import (
@@ -78,19 +78,16 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Gemma4Windows(WindowsWithSize):
+class Gemma4Windows(Windows):
     """Windows of all layers but the last, which transformers takes for a full one."""
 
     default: int | None = 512
     rule: Rule | None = all_but_every(6)
+    needs_size: bool = True
 
     def read_windows(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows."""
         return (*super().read_windows(reader, num_layers)[:-1], None)
-
-    def read_size(self, reader: ConfigReader) -> int | None:
-        """The window."""
-        return reader.integer("sliding_window", self.default)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from jaxformer import config as c
 from jaxformer.interop import param_mapping as m
 from jaxformer.interop import transforms as t
 from jaxformer.interop.config_fields import (
+    Change,
     Derived,
     Field,
     Fields,
@@ -88,6 +89,27 @@ GPT2_FIELDS: Fields = (
 )
 
 
+class ScaleByLayer:
+    """``scale_attn_by_inverse_layer_idx``: layer l divides its scores by l, counted from 1."""
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
+        """The scales of the layers."""
+        layers = range(1, options["num_layers"] + 1)
+
+        def by_layer(kind: c.MultiHead) -> tuple[c.MultiHead, ...]:
+            scale = kind.key_dim**-0.5 if kind.scale is None else kind.scale
+            return tuple(replace(kind, scale=scale / number) for number in layers)
+
+        is_by_layer = reader.boolean("scale_attn_by_inverse_layer_idx", False)
+        return {"attention": Change(by_layer)} if is_by_layer else {}
+
+    def write(self, model: c.TransformerConfig) -> Options:
+        """The field, if the scales differ."""
+        kinds: list[Any] = [layer.attention for layer in model.layers]
+        differ = len({kind.scale for kind in kinds}) > 1
+        return {"scale_attn_by_inverse_layer_idx": True} if differ else {}
+
+
 class MultiQuery:
     """Whether all heads share one head of keys and values."""
 
@@ -147,10 +169,10 @@ GPT2_FAMILY = Family(
     (
         *GPT2_FIELDS,
         Field("activation_function", "feed_forward.activation", "gelu_new"),
-        *fixed(scale_attn_by_inverse_layer_idx=False),
-        Unused("reorder_and_upcast_attn"),  # affects the precision only
+        *(ScaleByLayer(), Unused("reorder_and_upcast_attn")),  # affects the precision only
     ),
     m.decoder_mapping(*TOP_LEVEL, *LAYERS, *NORMS),
+    attention_types=(c.MultiHead, c.MultiHead),
     ignored_tensors=IGNORED_TENSORS,
     key_renames=KEY_RENAMES,
 )
@@ -250,5 +272,6 @@ FAMILIES = (
             *m.branch_rules(f"{LAYER}.ffn", "feed_forward", up="0", down="2"),
         ),
         key_renames=KEY_RENAMES,
+        length_name="n_positions",
     ),
 )

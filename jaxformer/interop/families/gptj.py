@@ -85,6 +85,7 @@ FAMILIES = (
         FIELDS,
         m.decoder_mapping(*RULES, *m.attention_rules(f"{LAYER}.attn", out="out_proj")),
         ignored_tensors=IGNORED_TENSORS,
+        length_name="n_positions",
     ),
     # As GPT-J, except: one tensor has queries, values and keys of each quarter of the heads.
     Family(
@@ -103,5 +104,6 @@ FAMILIES = (
             *m.branch_rules(f"{LAYER}.attn", "attention", out="out_proj"),
         ),
         ignored_tensors=IGNORED_TENSORS,
+        length_name="n_positions",
     ),
 )

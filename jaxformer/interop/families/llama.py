@@ -35,8 +35,8 @@ from jaxformer.interop.families.ropes import (
 )
 from jaxformer.interop.families.windows import (
     LastLayerWindows,
-    PerLayer,
     Windows,
+    all_but_every,
     by_pattern,
     from_layer,
 )
@@ -74,6 +74,7 @@ from jaxformer.zoo.sizes import GLU, like
 PARALLEL_BLOCK = {False: "serial", True: "parallel_shared_norm"}
 NO_CHOICE = "this family has no such choice"
 EXPERT_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+BRANCHES = "attention", "feed_forward"
 LAYER = (*p.TOP_LEVEL, *p.PRE_NORMS, *p.ATTENTION)
 GPT_LAYER = "transformer.h.{layer}"
 BAILING = f"{p.LAYER_PREFIX}.attention"
@@ -135,29 +136,6 @@ def flint_windows(reader: ConfigReader, window: int | None) -> Callable[[int], b
     """All layers but the first two, every fourth from the second on, and the last."""
     last = reader.integer("num_hidden_layers") - 1
     return lambda i: i % 4 != 1 and i not in (0, last)
-
-
-def written_window(default: int) -> Written:
-    """The window, also of a model without any, where transformers always needs one."""
-
-    def size(model: c.TransformerConfig) -> Any:
-        return next((x.window for x in model.layers if x.window is not None), default)
-
-    return Written(sliding_window=size)
-
-
-class LayersByType:
-    """The layers that ``mlp_layer_types`` calls sparse have experts; by default all."""
-
-    types = PerLayer(e.MLP_TYPES, {"sparse": True, "dense": False})
-
-    def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
-        """Whether each layer has experts."""
-        return [*self.types.read(reader, num_layers, lambda i: True)]
-
-    def write(self, is_sparse: list[bool]) -> Options:
-        """The words."""
-        return self.types.write(is_sparse)
 
 
 class RopeByTheta(RopeField):
@@ -250,6 +228,22 @@ FAMILIES = (
         *(*p.decoder(kv_heads=32, head_dim=128), *p.GLU, p.ATTENTION_BIAS, LastLayerWindows()),
         RopeField(max_length=32_768),
         template=qwen.QWEN_3,
+    ),
+    # As Llama, except: norms before the last projection of each branch, gates of squared ReLU.
+    row(
+        "bitnet",
+        "BitNetForCausalLM",
+        *(*p.decoder(kv_heads=5, eps=1e-5), *p.glu(activation="relu2"), p.ATTENTION_BIAS),
+        *(Field("rms_norm_eps", f"{part}.sub_norm.eps", 1e-5) for part in BRANCHES),
+        RopeField(base=5e5),
+        template=like(
+            LLAMA, sub_norm=c.RMSNorm(), feed_forward=(c.GLU(hidden_dim=1, sub_norm=c.RMSNorm()),)
+        ),
+        tensors=(
+            *p.LLAMA,
+            *norm_rules(f"{p.SELF_ATTENTION}.attn_sub_norm", "attention/sub_norm"),
+            *norm_rules(f"{p.LAYER_PREFIX}.mlp.ffn_sub_norm", "feed_forward/sub_norm"),
+        ),
     ),
     # As Llama, except: norms after the branches, and of all queries and all keys together.
     row(
@@ -656,7 +650,7 @@ FAMILIES = (
         "cwm",
         "CwmForCausalLM",
         *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), *p.GLU, p.HEADS_DIVIDE_WIDTH),
-        *(Windows(8192, rule=three_of_four), written_window(8192), RopeObject()),
+        *(Windows(8192, rule=three_of_four, needs_size=True), RopeObject()),
         *(RopeField(base=1e6, max_length=131_072), *fixed(mlp_bias=False)),
         Written(bos_token_id=128_000),  # which may not be null
     ),
@@ -695,7 +689,7 @@ FAMILIES = (
         "granite_swa",
         "GraniteSWAForCausalLM",
         *(*p.decoder(kv_heads=4, eps=1e-5, tied=True), *p.GLU, p.ATTENTION_BIAS, p.MLP_BIAS),
-        *(*p.GRANITE_MULTIPLIERS, Windows(128, rule=three_of_four), written_window(128)),
+        *(*p.GRANITE_MULTIPLIERS, Windows(128, rule=three_of_four, needs_size=True)),
         RopeByTheta(max_length=8192),
         template=like(LLAMA, sinks=True),
     ),
@@ -704,7 +698,7 @@ FAMILIES = (
         "granitemoe_swa",
         "GraniteMoeSWAForCausalLM",
         *(*p.decoder(), p.ATTENTION_BIAS, e.GRANITE_SHARED_EXPERTS, *p.GRANITE_MULTIPLIERS),
-        *(Windows(128, rule=three_of_four), written_window(128), RopeByTheta()),
+        *(Windows(128, rule=three_of_four, needs_size=True), RopeByTheta()),
         template=like(LLAMA, sinks=True),
         tensors=(
             MappingRule(f"{e.MIXTRAL_PREFIX}.router.weight", "feed_forward/router/kernel", LINEAR),
@@ -748,6 +742,39 @@ FAMILIES = (
         ),
         predicts_further_tokens=True,
     ),
+    # As Qwen 3 with experts, except: a shared one without a gate, chosen by logits and a bias,
+    # scored by sigmoid, norms after the branches, no positions without a window.
+    row(
+        "kolibri1",
+        "Kolibri1ForCausalLM",
+        *p.decoder(kv_heads=4, head_dim=128),
+        e.Experts(
+            moe=replace(
+                e.MOE,
+                router=replace(e.SIGMOID, selection="logits"),
+                shared=c.SharedExpert(expert=e.MOE.expert),
+            ),
+            fields=(
+                *e.olmo_fields(
+                    *(384, 6), width=Field("moe_intermediate_size", "expert.hidden_dim", 512)
+                ),
+                *e.shared_fields("shared_expert_intermediate_size", 512),
+            ),
+        ),
+        Windows(513, rule=all_but_every(5), needs_size=True),
+        RopeOfWindows(max_length=262_144, without_windows=False),
+        template=like(qwen.QWEN_3, norm_placement="sandwich"),
+        tensors=(
+            *(*MOE_LAYER, *e.EXPERT_RULES),
+            *e.glu_rules(f"{e.PREFIX}.shared_experts", e.SHARED),
+            MappingRule(f"{p.LAYER_PREFIX}.moe.router.expert_bias", e.SELECTION_BIAS),
+            *layer_norm_rules(
+                p.LAYER_PREFIX,
+                post_attention_norm="post_attn_norm",
+                post_feed_forward_norm="post_ffn_norm",
+            ),
+        ),
+    ),
     # As Qwen 3 with experts, except: layers by words, windows by layer, and a RoPE for each kind.
     row(
         "mellum",
@@ -755,7 +782,7 @@ FAMILIES = (
         *(*p.decoder(kv_heads=4, head_dim=128), p.ATTENTION_BIAS),
         replace(
             e.qwen_experts(64, 8, renormalise=True, width=896, dense_width=7168),
-            layers=LayersByType(),
+            layers=e.LayersByType(),
         ),
         Windows(1024, rule=by_pattern(1)),
         MellumRope(base=5e5, local_base=1e4, max_length=131_072),
@@ -778,7 +805,7 @@ FAMILIES = (
             ),
             layers=e.QwenLayers((0, 1)),
         ),
-        *(Windows(513, rule=flint_windows), written_window(513)),
+        Windows(513, rule=flint_windows, needs_size=True),
         RopeOfWindows(max_length=262_144, without_windows=False),
         template=like(qwen.QWEN_3, sinks=True),
         tensors=(

@@ -94,8 +94,8 @@ class LayerTypes(Protocol):
         """Whether each layer has attention; `default` says it where the file lacks the field."""
         ...
 
-    def write(self, layers: Sequence[bool]) -> Options:
-        """The field."""
+    def write(self, layers: Sequence[bool]) -> Options | None:
+        """The field; None if it cannot say it."""
         ...
 
 
@@ -180,7 +180,8 @@ class Mixer:
         if not self.may_lack_kinds and len({*is_full}) < 2:
             return None
         entries = self.kind.write(model, first_mixer(model, kind))
-        return None if entries is None else {**entries, **self.types.write(is_full)}
+        types = self.types.write(is_full)
+        return None if entries is None or types is None else {**entries, **types}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.config_fields import Options
 from jaxformer.interop.config_reader import ConfigReader
-from jaxformer.interop.families.llama_like import heads_of
 from jaxformer.interop.rope_config import (
     ORIGINAL_LENGTH,
     RopeField,
@@ -25,7 +24,7 @@ class RopeByNumber(RopeField):
         rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
         interval = reader.positive_integer("no_rope_layer_interval", 4)
         turned = reader.sequence("no_rope_layers", int)
-        if turned is None:
+        if not turned:
             turned = tuple(int((i + 1) % interval > 0) for i in range(count))
         if len(turned) < count:
             reader.add_problem("no_rope_layers", f"expected a number for each of {count} layers.")
@@ -160,7 +159,7 @@ class RopeAndQueryScaling(RopeField):
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of config.json."""
-        fields, scaling = super().write(model), heads_of(model).query_scaling
+        fields, scaling = super().write(model), model.layers[0].attention.query_scaling
         if scaling is None or fields is None:
             return fields
         section = {

@@ -55,12 +55,14 @@ class Windows:
         rule: Function from the file and the window to whether a layer has the window, where
             ``layer_types`` is absent; None is a window in every layer, and no such field.
         may_lack_size: Whether layers with a window but without a size see everything.
+        needs_size: Whether transformers needs the size even where no layer has a window.
     """
 
     default: int | None
     switch: str | None = None
     rule: Rule | None = None
     may_lack_size: bool = False
+    needs_size: bool = False
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The windows of the layers, as a cycle."""
@@ -72,7 +74,8 @@ class Windows:
         size = next((window for window in windows if isinstance(window, int)), None)
         types = {} if self.rule is None else WINDOW_TYPES.write(x is not None for x in windows)
         switch = {} if self.switch is None else {self.switch: size is not None}
-        return {"sliding_window": size, **switch, **types}
+        written = self.default if size is None and self.needs_size else size
+        return {"sliding_window": written, **switch, **types}
 
     def read_windows(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
         """The windows of the layers, as a cycle."""
@@ -89,18 +92,10 @@ class Windows:
 
     def read_size(self, reader: ConfigReader) -> int | None:
         """The window of the layers that have one."""
+        if self.needs_size:
+            return reader.integer("sliding_window", self.default)
         window = reader.optional_integer("sliding_window", self.default)
         return window if self.switch is None or reader.boolean(self.switch, False) else None
-
-
-@dataclass(frozen=True)
-class WindowsWithSize(Windows):
-    """Windows whose size transformers requires even if no layer has it."""
-
-    def write(self, model: c.TransformerConfig) -> Options:
-        """The window and the types."""
-        entries = super().write(model)
-        return {**entries, "sliding_window": entries["sliding_window"] or self.default}
 
 
 def by_pattern(period: int | None = None) -> Rule:

@@ -137,12 +137,24 @@ class AttentionModule(nn.Module):
         rotation = jnp.conj(rotations) if target == "o" else rotations
         return F.rotate(x, rotation, pairing=rope.pairing)
 
+    def scale_query(
+        self, query: Float[Array, "*batch T N H"], inputs: AttentionInputs
+    ) -> Float[Array, "*batch T N H"]:
+        """Multiply queries by their factors, if there are any."""
+        if inputs.query_scale is None:
+            return query
+        scale = inputs.query_scale.astype(query.dtype)[..., None, None]
+        return query * jnp.broadcast_to(scale, query.shape)
+
     def project_heads(
         self, x: Float[Array, "*batch T D"], heads: Float[Array, "*batch T N H"]
     ) -> Float[Array, "*batch T D"]:
-        """Gate the heads by x, if there is a gate, and project them to the model width."""
+        """Gate the heads by x and normalise them, if configured; project to the model width."""
         if self.output_gate is not None:
-            heads = F.glu(jnp.broadcast_to(self.output_gate(x), heads.shape), heads)
+            heads = self.attention.output_gate(self.output_gate(x), heads)
+        if self.attention.sub_norm is not None:
+            width = heads.reshape(*heads.shape[:-2], -1)
+            heads = self.sub_norm(width).reshape(heads.shape)
         return self.out(heads)
 
 

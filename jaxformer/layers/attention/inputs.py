@@ -147,7 +147,7 @@ class LayerInputMaker:
         heads, window, scaling = kind.num_heads, layer.window, kind.query_scaling
         rope, bias = layer.rope, None if layer.per_layer_score_bias else layer.score_bias
         gathered = layer.transformer_xl is not None
-        all_heads_alike = window is None or isinstance(window, int)
+        all_heads_alike = getattr(window, "pattern", None) is None
         return AttentionInputs(
             self.once(self.mask, window, 0 if all_heads_alike else heads, gathered),
             None if bias is None else self.once(self.bias, bias, window, heads),
@@ -166,11 +166,12 @@ class LayerInputMaker:
 
     def mask(self, window: c.Window, num_heads: int, gathered: bool) -> Any:
         """Make the mask of a window, of this device's heads if it differs between heads."""
-        width, blocks, head_shifts = None, None, None
+        width, chunk, blocks, head_shifts = None, None, None, None
         if isinstance(window, int):
             width = window
         elif window is not None:
-            blocks = window.pattern
+            chunk, blocks = window.size, window.pattern
+        if blocks is not None:
             shifts = blocks.head_shifts(num_heads)
             head_shifts = local_shard(shifts, self.runtime.mesh_axes.tensor, axis=0)
         follows_cache = self.tokens.key_positions and not self.runtime.cache_is_empty
@@ -180,6 +181,7 @@ class LayerInputMaker:
             window=width,
             lookahead=0 if self.causal or width is None else width - 1,
             contiguous_positions=self.contiguous_positions and not (follows_cache or is_ring),
+            chunk=chunk,
             block_sparse=blocks,
             max_segments=self.runtime.max_segments,
         )

@@ -12,9 +12,12 @@ from jaxformer import functional as F
 from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.decay import DecayAttention
+from jaxformer.layers.attention.differential import DifferentialAttention
 from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.linear_attention import LinearAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
+from jaxformer.layers.attention.rg_lru import RGLRU
+from jaxformer.layers.attention.selective_scan import SelectiveScan
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
 from jaxformer.layers.cache import NO_STATE, LayerState
@@ -53,9 +56,12 @@ class HybridHeads(AttentionModule):
 ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # a custom mixer has CustomMixer
     c.MultiHead: MultiHeadAttention,
     c.SharedKV: SharedKVAttention,
+    c.Differential: DifferentialAttention,
     c.Latent: LatentAttention,
     c.Decay: DecayAttention,
     c.LinearAttention: LinearAttention,
+    c.SelectiveScan: SelectiveScan,
+    c.RGLRU: RGLRU,
     c.ShortConvolution: ShortConvolutionMixer,
     c.HybridHeads: HybridHeads,
 }

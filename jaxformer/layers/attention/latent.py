@@ -77,12 +77,13 @@ class LatentAttention(AttentionModule):
     def project_query(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
     ) -> Float[Array, "*batch T N Q"]:
-        """Project x to queries: nope_dim features, then rope_dim features with RoPE."""
+        """Project x to queries: nope_dim features, then rope_dim with RoPE; scale both."""
         cfg = self.attention
         if cfg.query_latent_dim is not None:
             x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
         nope_query, rope_query = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
-        return jnp.concatenate([nope_query, self.apply_rope("q", rope_query, inputs)], axis=-1)
+        rope_query = self.apply_rope("q", rope_query, inputs)
+        return self.scale_query(jnp.concatenate([nope_query, rope_query], axis=-1), inputs)
 
     def attend_expanded(
         self, query: Float[Array, "*batch T N Q"], kv: LatentCache, inputs: AttentionInputs

@@ -58,8 +58,8 @@ class GroupedHeadsAttention(AttentionModule):
 
     def setup(self):
         cfg = self.attention
-        heads = cfg.num_heads, cfg.head_dim
-        self.query = self.projection("query", heads)
+        heads = cfg.num_heads, cfg.value_width
+        self.query = self.projection("query", (cfg.num_heads, cfg.head_dim))
         self.output_gate = self.output_gate_projection(heads)
         self.out = self.output_projection(heads)
         if cfg.qk_norm is not None:
@@ -67,6 +67,11 @@ class GroupedHeadsAttention(AttentionModule):
             self.key_norm = self.make_qk_norm("kv_heads", cfg.num_kv_heads)
         if cfg.value_norm is not None:
             self.value_norm = Norm(cfg.value_norm, self.runtime)
+        if cfg.sub_norm is not None:
+            width = cfg.heads_width
+            self.sub_norm = Norm(
+                cfg.sub_norm, self.runtime, logical_axes="heads", num_features=width
+            )
 
     @nn.nowrap
     def make_qk_norm(self, logical_axis: str, num_heads: int) -> Norm:
@@ -100,9 +105,9 @@ class MultiHeadAttention(GroupedHeadsAttention):
     def setup(self):
         super().setup()
         cfg = self.attention
-        heads, kv_heads = (cfg.num_heads, cfg.head_dim), (cfg.num_kv_heads, cfg.head_dim)
-        self.key = self.projection("key", kv_heads, "model -> kv_heads")
-        self.value = self.projection("value", kv_heads, "model -> kv_heads")
+        heads, kv_axes = (cfg.num_heads, cfg.head_dim), "model -> kv_heads"
+        self.key = self.projection("key", (cfg.num_kv_heads, cfg.head_dim), kv_axes)
+        self.value = self.projection("value", (cfg.num_kv_heads, cfg.value_width), kv_axes)
         if cfg.sinks:
             self.sinks = sharded_parameter(self, "sinks", zeros, (cfg.num_heads,), "heads")
         if as_transformer_xl(self.positions) is not None:
@@ -143,10 +148,7 @@ class MultiHeadAttention(GroupedHeadsAttention):
     ) -> Float[Array, "*batch T N H"]:
         """Project x to queries; apply clipping, QK-norm, RoPE and scaling as configured."""
         query = self.normalise_and_rotate("q", self.clip_qkv(self.query(x)), inputs)
-        if inputs.query_scale is None:
-            return query
-        scale = inputs.query_scale.astype(query.dtype)[..., None, None]
-        return query * jnp.broadcast_to(scale, query.shape)
+        return self.scale_query(query, inputs)
 
     def project_key_value(self, x: Float[Array, "*batch S D"], inputs: AttentionInputs) -> KVCache:
         """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""

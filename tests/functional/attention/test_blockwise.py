@@ -53,6 +53,7 @@ def cases(draw):
         causal=draw(st.booleans()),
         window=window,
         lookahead=0 if window is None else draw(st.integers(0, 5)),
+        chunk=draw(st.none() | st.integers(1, 12)),
         block_sparse=draw(st.sampled_from([None, F.BlockSparsePattern(3, 1, 2)])),
     )
     segments = (None, None)
@@ -203,6 +204,7 @@ SEEN = {
     "causal": (F.MaskRule(causal=True), slice(0, 8)),
     "window": (F.MaskRule(causal=True, window=3), slice(4, 8)),
     "to both sides": (F.MaskRule(window=3, lookahead=2), slice(4, 12)),
+    "chunk": (F.MaskRule(chunk=8), slice(0, 8)),
     # Remote blocks are number 3, which comes later, and for the other head 1, which is local.
     "block-sparse": (
         F.MaskRule(causal=True, block_sparse=F.BlockSparsePattern(4, 1, 4)),
@@ -393,6 +395,7 @@ WRONG_SIGHTS = {
     "lookahead alone": (dict(lookahead=2), "got lookahead=2 and window=None"),
     "behind": (dict(window=2, lookahead=-1), "got lookahead=-1 and window=2"),
     "no window": (dict(window=0), "window must be at least 1; got 0"),
+    "no chunk": (dict(chunk=0), "chunk must be at least 1; got 0"),
 }
 
 

@@ -198,6 +198,38 @@ def test_segments_as_offsets_are_those_of_a_mask(rule, kernel):
     assert set(CALLS) == {"none", "offsets", "mask"}
 
 
+@pytest.mark.parametrize("chunk", [7, 48])
+def test_chunks_are_segments_of_their_own(chunk, kernel):
+    """Counted from each document's position 0."""
+
+    def values(attend, segments, at, query, key, value):
+        rule = F.MaskRule(causal=True, chunk=chunk, contiguous_positions=True)
+        return attend(query, key, value, F.AttentionMask(at, at, segments, segments, rule))
+
+    whole = partial(F.dot_product_attention, implementation="xla")
+    programs = [jax.jit(partial(values, attend)) for attend in (kernel, whole)]
+    for rows in ROWS.values():
+        segments, inputs = np.stack(rows), arrays(2)[:3]
+        begins = np.diff(segments, axis=1, prepend=-1) != 0
+        at = np.arange(T) - np.maximum.accumulate(np.where(begins, np.arange(T), 0), axis=1)
+        actual, expected = (run(segments, at, *inputs) for run in programs)
+        close(actual[segments > 0], expected[segments > 0])
+    assert set(CALLS) == {"none", "offsets", "mask"}
+
+
+@pytest.mark.parametrize(
+    "documents, chunk, form",
+    [(1, 48, "offsets"), (1, 4, "offsets"), (1, 3, "mask"), (16, 48, "mask"), (None, 4, "offsets")],
+)
+def test_how_many_chunks_a_row_has_at_most(documents, chunk, form, kernel):
+    """Of 48 tokens; what pads a row may be one segment more. None is a row of one text."""
+    at = np.broadcast_to(np.arange(T), (2, T))
+    segments = None if documents is None else np.ones_like(at)
+    rule = F.MaskRule(causal=True, chunk=chunk, contiguous_positions=True, max_segments=documents)
+    kernel(*arrays(2)[:3], F.AttentionMask(at, at, segments, segments, rule))
+    assert set(CALLS) == {form}
+
+
 def test_rows_of_vmap_are_a_batch_each_with_the_same_kernel(kernel):
     """And `jax.checkpoint` that keeps what has the kernel's name runs it once."""
     segments = np.stack([ROWS["few"], ROWS["too many"], ROWS["one"]])

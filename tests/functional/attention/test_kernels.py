@@ -200,6 +200,8 @@ CASES = {  # heads of queries, of keys, and their width
         F.MaskRule(window=40, lookahead=39, contiguous_positions=True),
         {},
     ),
+    "chunks": ((2, 1, 64), F.MaskRule(causal=True, chunk=70, contiguous_positions=True), {}),
+    "chunks to both sides": ((2, 2, 64), F.MaskRule(chunk=100, contiguous_positions=True), {}),
     "capped": (
         (2, 1, 80),
         F.MaskRule(causal=True, contiguous_positions=True),

@@ -17,6 +17,7 @@ KEYS = np.int32([[0, 1, 2, 3, 4, 5, 6], [12, 3, 4, 9, 10, 11, 99]])
 FUNCTIONS = {
     "causal": F.causal_mask,
     "window": lambda q, k: F.window_mask(q, k, 3, lookahead=1),
+    "chunk": lambda q, k: F.chunk_mask(q, k, 3),
     "segment": F.segment_mask,
     "prefix": lambda q, k: F.prefix_mask(q, k, 4),
     "block_sparse": lambda q, k: F.block_sparse_mask(
@@ -168,6 +169,19 @@ def test_a_batch_is_each_sequence(name, dtype):
     np.testing.assert_array_equal(function(QUERIES[None], KEYS[None])[0], together)
 
 
+def test_chunks_begin_at_position_0():
+    both = F.chunk_mask(WAY, WAY, 2)
+    np.testing.assert_array_equal(both, picture("xx...", "xx...", "..xx.", "..xx.", "....x"))
+    later = F.chunk_mask(np.array([6, 7]), np.array([3, 4, 5, 6, 7, 8, 9]), 4)
+    np.testing.assert_array_equal(later, picture(".xxxx..", ".xxxx.."))
+    np.testing.assert_array_equal(F.chunk_mask(WAY, WAY, 5), np.ones((5, 5), bool))
+
+
+def test_a_chunk_has_a_token():
+    with pytest.raises(ValueError, match=r"A chunk has at least 1 token; got 0\."):
+        F.chunk_mask(WAY, WAY, 0)
+
+
 def test_masks_survive_the_largest_positions():
     last = jnp.iinfo(jnp.int32).max
     positions = jnp.arange(-4, 1) + last
@@ -175,6 +189,7 @@ def test_masks_survive_the_largest_positions():
         F.window_mask(positions, positions, 2), F.window_mask(WAY, WAY, 2)
     )
     assert not F.window_mask(WAY, np.array([last]), 4096).any()
+    assert not F.chunk_mask(WAY, np.array([last]), 4096).any()
 
 
 def test_window_names_the_bad_numbers():

@@ -70,6 +70,7 @@ OPTIONS = {
     "causal": dict(mask=CAUSAL),
     "window": dict(mask=mask_of(causal=True, window=3)),
     "to both sides": dict(mask=mask_of(window=3, lookahead=2)),
+    "chunks": dict(mask=mask_of(causal=True, chunk=3)),
     "segments": dict(mask=mask_of(segments=SEGMENTS, causal=True)),
     "in any order": dict(mask=mask_of(POSITIONS[::-1], causal=True)),
     "ring order": dict(mask=mask_of(jnp.asarray(F.zigzag_order(LENGTH, DEVICES)), causal=True)),

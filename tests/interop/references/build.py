@@ -9,8 +9,11 @@ from torch import nn
 
 from tests.interop.references import (
     specs_from_2023,
+    specs_of_chunks,
     specs_of_coverage,
     specs_of_coverage_2,
+    specs_of_recurrent,
+    specs_of_small_options,
     specs_to_2022,
 )
 from tests.interop.references import torch_models as written
@@ -24,6 +27,9 @@ SPECS = (
     | specs_from_2023.SPECS
     | specs_of_coverage.SPECS
     | specs_of_coverage_2.SPECS
+    | specs_of_chunks.SPECS
+    | specs_of_recurrent.SPECS
+    | specs_of_small_options.SPECS
 )
 TORCH_MODELS = {
     "ref_transformer2017": written.Transformer2017,
@@ -39,6 +45,7 @@ GAIN_FROM_ZERO = (
     "gemma2",
     "gemma3_text",
     "nemotron",
+    "recurrent_gemma",
     "vaultgemma",
 )  # scales are 1 + weight
 UNSCALED_ATTENTION = (

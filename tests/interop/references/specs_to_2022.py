@@ -98,6 +98,11 @@ SPECS = {
     ),
     "openai_gpt": ("openai-gpt", "OpenAIGPTLMHeadModel", GPT),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT | {"n_inner": 22}),
+    "gpt2_scales": (
+        "gpt2",
+        "GPT2LMHeadModel",
+        GPT | {"n_inner": 22, "n_layer": 3, "scale_attn_by_inverse_layer_idx": True},
+    ),
     "gpt3_banded": ("gpt2", "GPT2LMHeadModel", GPT | {"n_inner": 22, "n_layer": 3}),
     "gpt_neo": (
         "gpt_neo",

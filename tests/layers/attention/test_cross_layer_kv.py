@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "other heads": (
         lambda: of(LOCAL, reading(LOCAL, num_kv_heads=1), num_layers=2),
-        f"{SOURCE}, so both need the same positions, num_kv_heads and head_dim",
+        f"{SOURCE}, so both need the same positions, num_kv_heads, head_dim and value_dim",
     ),
     "other positions": (
         lambda: of(LOCAL, reading(LOCAL, positions=(None,)), num_layers=2),

@@ -8,7 +8,7 @@ import pytest
 from jaxformer import Transformer, costs
 from jaxformer import functional as F
 from jaxformer.config import Latent as Choice
-from jaxformer.config import LoRA, MultiHead, OutputGate, RMSNorm, Rope, SharedKV
+from jaxformer.config import LoRA, MultiHead, OutputGate, QueryScaling, RMSNorm, Rope, SharedKV
 from jaxformer.config.attention.layer_sizes import LatentCache
 from jaxformer.layers import AttentionInputs, RuntimeConfig, empty_cache
 from jaxformer.layers.attention.latent import LatentAttention
@@ -19,6 +19,9 @@ CHOICE = Choice(num_heads=N, latent_dim=C, nope_dim=P, rope_dim=R, value_dim=V)
 CHOICES = {
     "plain": CHOICE,
     "no positions": replace(CHOICE, positions=(None,)),
+    "queries that grow": replace(
+        CHOICE, query_scaling=QueryScaling(beta=0.7, original_max_length=2)
+    ),
     "a gate of each feature": replace(CHOICE, output_gate=OutputGate()),
     "queries from a latent, biases, halves": replace(
         CHOICE,
@@ -69,6 +72,9 @@ def by_hand(choice, params, x):
         key = np.concatenate([latent @ p["key"]["kernel"][:, n], shared], axis=-1)
         rotary = rotate(query[:, :, n, P:], rope)
         asks = np.concatenate([query[:, :, n, :P], rotary], axis=-1)
+        if (growth := choice.query_scaling) is not None:
+            periods = np.arange(T) // growth.original_max_length
+            asks *= 1 + growth.beta * np.log(1 + periods)[:, None]
         scores = np.where(np.tri(T), scale * asks @ key.transpose(0, 2, 1), -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -84,7 +90,8 @@ def test_latent_attention_by_hand(choice, config, randomise, normal):
     module = LatentAttention(config(), choice, RuntimeConfig())
     x, at = normal(B, T, D), jnp.arange(T)
     turned = rope and F.rope_rotations(at, F.rope_frequencies(R, base=rope.base))
-    guide = AttentionInputs(F.causal_mask(at, at), rotations=turned)
+    growth = choice.query_scaling and choice.query_scaling(at)
+    guide = AttentionInputs(F.causal_mask(at, at), rotations=turned, query_scale=growth)
     params = randomise(module, x, guide)
     actual, _ = jax.jit(module.apply)({"params": params}, x, guide)
     np.testing.assert_allclose(actual, by_hand(choice, params, x), atol=3e-5)

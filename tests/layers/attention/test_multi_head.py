@@ -48,7 +48,11 @@ def layer(config, randomise, normal):
     return make
 
 
-def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None):
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None, gate=sigmoid):
     """Every head on its own, in float64, from the parameters alone."""
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     x = np.asarray(x, np.float64)
@@ -61,7 +65,7 @@ def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None
         if norm is not None and name != "value":
             part = norm(name, part, p)
         parts[name] = turn(part) if turn is not None and name != "value" else part
-    heads = np.zeros(parts["query"].shape)
+    heads = np.zeros((*x.shape[:2], N, parts["value"].shape[-1]))
     for n in range(N):
         key, value = parts["key"][:, :, n // (N // K)], parts["value"][:, :, n // (N // K)]
         scores = np.einsum("bth,bsh->bts", parts["query"][:, :, n], key) * H**-0.5
@@ -70,7 +74,10 @@ def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None
         weights = weights / weights.sum(axis=-1, keepdims=True)
         heads[:, :, n] = np.einsum("bts,bsh->bth", weights, value)
     if "output_gate" in p:
-        heads /= 1 + np.exp(-np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"]))
+        heads *= gate(np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"]))
+    if "sub_norm" in p:  # of all heads together
+        size = np.sqrt(np.square(heads).mean(axis=(-2, -1), keepdims=True) + 1e-6)
+        heads = heads / size * p["sub_norm"]["scale"].reshape(heads.shape[-2:])
     out = np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"])
     return out + p["out"].get("bias", 0.0)
 
@@ -165,10 +172,15 @@ def test_queries_are_scaled_by_their_position(layer, normal):
     assert np.abs(expected - attention(params, x, guide())).max() > 0.01
 
 
-@pytest.mark.parametrize("over, gates", [("feature", H), ("head", 1)])
-def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
+@pytest.mark.parametrize(
+    "over, gates, activation", [("feature", H, "sigmoid"), ("head", 1, "softplus")]
+)
+def test_a_gate_multiplies_the_heads(layer, normal, over, gates, activation):
     """By hand, and gradients of its kernel and of x from differences of that."""
-    params, attention = layer(qk_norm=QKNorm(), output_gate=OutputGate(over=over))
+    option = OutputGate(over=over, activation=activation)
+    sub_norm = RMSNorm() if over == "head" else None
+    params, attention = layer(qk_norm=QKNorm(), output_gate=option, sub_norm=sub_norm)
+    gate = sigmoid if activation == "sigmoid" else lambda x: np.log1p(np.exp(x))
     kernel = params["output_gate"]["kernel"]
     assert kernel.shape == (D, N, gates)
     x, towards = normal(B, T, D), normal(B, T, D)
@@ -179,7 +191,7 @@ def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
 
     def exact(kernel, x):
         gated = params | {"output_gate": {"kernel": kernel}}
-        return by_hand(gated, x, mask=CAUSAL, turn=turn_halves, norm=norm)
+        return by_hand(gated, x, mask=CAUSAL, turn=turn_halves, norm=norm, gate=gate)
 
     np.testing.assert_allclose(attention(params, x, guide()), exact(kernel, x), atol=2e-5)
     total = lambda p, x: jnp.sum(attention(p, x, guide()) * towards)  # noqa: E731
@@ -192,6 +204,15 @@ def test_a_gate_multiplies_the_heads(layer, normal, over, gates):
         there[i][at] -= 2e-4
         change -= exact(*there)
         np.testing.assert_allclose(both[i][at], np.sum(change * towards) / 2e-4, rtol=1e-3)
+
+
+def test_values_may_be_narrower_than_keys(layer, normal):
+    params, attention = layer(value_dim=5, output_gate=OutputGate(), sub_norm=RMSNorm())
+    x = normal(B, T, D)
+    assert params["value"]["kernel"].shape == (D, K, 5)
+    assert params["sub_norm"]["scale"].shape == (5 * N,)
+    expected = by_hand(params, x, mask=CAUSAL, turn=turn_halves)
+    np.testing.assert_allclose(attention(params, x, guide()), expected, atol=2e-5)
 
 
 def test_a_gate_of_cross_attention_reads_what_asks(layer, normal):

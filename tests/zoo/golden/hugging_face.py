@@ -378,6 +378,20 @@ CONFIGS = {
         attention_multiplier=1 / 128,
         logits_scaling=16.0,
     ),
+    "mamba-130m": t.MambaConfig(num_hidden_layers=24),
+    "mamba-2.8b": t.MambaConfig(hidden_size=2560, num_hidden_layers=64),
+    "falcon-mamba-7b": t.FalconMambaConfig(
+        vocab_size=65_024, hidden_size=4096, num_hidden_layers=64, tie_word_embeddings=False
+    ),
+    "jamba-v0.1": t.JambaConfig(),
+    "recurrentgemma-2b": t.RecurrentGemmaConfig(num_key_value_heads=1, intermediate_size=15_360),
+    "recurrentgemma-9b": t.RecurrentGemmaConfig(
+        hidden_size=4096,
+        num_hidden_layers=38,
+        num_attention_heads=16,
+        num_key_value_heads=1,
+        intermediate_size=24_576,
+    ),
     "mamba-2-2.7b": t.Mamba2Config(
         vocab_size=50_288,
         hidden_size=2560,

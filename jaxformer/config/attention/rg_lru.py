@@ -1,0 +1,81 @@
+"""`RGLRU`: a gated linear recurrence of features behind a short convolution (Griffin)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jaxformer.checks import check_fields, require_positive
+from jaxformer.config.attention.checks import check_biases, check_convolution_width
+from jaxformer.config.attention.defaults import RecurrentDefaults
+from jaxformer.config.attention.layer_sizes import (
+    ActivationWidths,
+    CacheShape,
+    ConvolutionCache,
+    LinearAttentionCache,
+)
+from jaxformer.config.feed_forward import check_activation
+from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGLRU(RecurrentDefaults):
+    """A real-gated linear recurrent unit, beside a gate of its output (Griffin).
+
+        v = convolution(W_value x);    i = sigmoid(W_input v + b);    r = sigmoid(W_decay v + b')
+        a[t] = exp(-8 * softplus(rate) * r[t])
+        h[t] = a[t] * h[t-1] + sqrt(1 - a[t] ** 2) * i[t] * v[t]
+        out = W_out (h * activation(W_gate x))
+
+    (see `functional.rg_lru`). W_input and W_decay are block-diagonal: each head of v has matrices
+    of its own. At the first position of a document the root is 1. The cache is h, in float32, and
+    the last inputs of the convolution. Documents do not affect others.
+
+    Attributes:
+        num_heads: Heads; tensor parallelism shards them.
+        head_dim: Width of a head.
+        convolution_width: Tokens of the convolution.
+        activation: Activation of the gate of the output, a name as in `MLP`.
+        biases: Layers with a bias; "in" are the value and the gate of the output.
+
+    References:
+        De et al., Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient
+        Language Models, 2024. arXiv:2402.19427, section 2
+    """
+
+    num_heads: int
+    head_dim: int
+    convolution_width: int = 4
+    activation: str = "gelu_tanh"
+    biases: tuple[Literal["in", "convolution", "out"], ...] = ("in", "convolution", "out")
+
+    has_decays = True
+    chunk = 0
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "num_heads", "head_dim")
+        check_convolution_width("RGLRU.convolution_width", self.convolution_width)
+        check_activation(self)
+        check_biases(self)
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """FLOPs of one layer, including its projections."""
+        numbers = 3 * model_dim + 2 * self.head_dim + self.convolution_width + 1
+        return 2 * length * numbers * self.heads_width
+
+    def activation_widths(self, model_dim: int, tensor: int) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        features = self.heads_width / tensor
+        return ActivationWidths(4 * features, 4 * features, features, 0)
+
+    def empty_layer_cache(self, shape: CacheShape) -> LinearAttentionCache:
+        """Return the empty state of one layer, float32, and the inputs of its convolution."""
+        heads = self.num_heads, self.head_dim
+        state = shape._replace(num_slots=1, dtype=jnp.float32)
+        inputs = shape._replace(num_slots=self.convolution_width - 1).zeros(*heads)
+        return LinearAttentionCache(state.zeros(*heads), (ConvolutionCache(inputs),))
+
+    def tiny(self) -> "RGLRU":
+        """Return the option at test size."""
+        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)
