@@ -56,7 +56,7 @@ def parse_run(
     Args:
         runs: Named runs; the first is the default.
         description: Text printed by --help.
-        arguments: Arguments to parse; None means those of the process.
+        arguments: Arguments to parse; None means the arguments of the process.
         init_run: Function of a named run and the value of --init that returns the run with that
             model, to which the other flags apply.
         resume_run: Function of the default run and the value of --output that returns the saved
@@ -113,9 +113,9 @@ def parse_run(
 def with_tokenizer(run: Any, default: Any, *, keeps_vocabulary: bool) -> Any:
     """The run with the tokenizer of its corpus, and with the vocabulary of its tokenizer.
 
-    A tokenized corpus has a tokenizer. The vocabulary is that of a tokenizer that differs from the
-    default's, rounded up to a multiple of `VOCAB_MULTIPLE`, unless a flag or --init sets it, or the
-    tokenizer has as many tokens as its text has characters.
+    A tokenized corpus has a tokenizer. If the tokenizer differs from the default's, the vocabulary
+    is its size, rounded up to a multiple of `VOCAB_MULTIPLE`, unless a flag or --init sets it, or
+    the tokenizer has as many tokens as its text has characters.
     """
     old, new = (getattr(x, "tokenizer", None) for x in (default, run))
     corpus = getattr(run, "corpus", None)
@@ -148,7 +148,7 @@ def parse_args(
 
 
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
-    """End the process at a flag of a field that does not exist, and list those that do."""
+    """End the process at a flag of a field that does not exist, and list the fields that do."""
     known = {_flag(path): value for path, value, _ in fields_by_path(run)}
     rates = RATE_FLAGS if _flag(LEARNING_RATE) in known else ()
     check_top_flags([*known, *rates], arguments)
@@ -190,7 +190,7 @@ def _flags_in(arguments: Iterable[str]) -> Iterator[str]:
 
 
 def fields_by_path(config: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted path, value and type of the fields of a dataclass, and of those whose are flags."""
+    """Dotted path, value and type of the fields of a dataclass, and of fields inside its fields."""
     for name, hint in field_types(config.__class__).items():
         value = getattr(config, name)
         yield f"{above}{name}", value, hint
@@ -301,7 +301,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
     hint = typing.get_args(info.type)[0] if several else info.type
     kinds = allowed_types(hint)
     members = typing.get_args(hint) or (hint,)
-    # A protocol of which no option is imported yet is no dataclass, but a choice.
+    # A protocol without an imported option is no dataclass, but a choice.
     protocols = [m for m in members if isinstance(m, type) and issubclass(m, Option)]
     is_one_class = kinds == (hint,) and not several  # its fields are flags
     is_choice = protocols or any(map(dataclasses.is_dataclass, kinds))

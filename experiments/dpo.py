@@ -51,11 +51,11 @@ class Dpo(EpochsConfig):
     Attributes:
         pairs: File of pairs: JSON Lines, Parquet or Arrow, with prompt, chosen and rejected.
         objective: `beta`, and the losses of routers.
-        chat_template: Chat template, instead of that of the tokenizer's folder: a Jinja file, or
+        chat_template: Chat template, instead of the tokenizer's folder's: a Jinja file, or
             "chatml". It is saved with the run.
         held_out: Fraction of the pairs that is held out for evaluation, with all pairs of a prompt.
-        length: Row length in tokens, of a prompt with one answer; None is that of the longest, at
-            most 512.
+        length: Row length in tokens, of a prompt with one answer; None is the longest one's length,
+            at most 512.
         batch_size: Rows of a batch, over all devices: two for each pair. None is 16, or fewer for
             ten updates an epoch.
         steps: Total number of training steps, instead of --epochs.
@@ -108,7 +108,7 @@ def check_pairs_divide(run: Dpo, num_shards: int) -> None:
 def prepare_pairs(
     run: Dpo, tokenizer: data.Tokenizer, template: data.ChatTemplate | None
 ) -> data.Preferences:
-    """Read and tokenize the pairs, or open those of an earlier run."""
+    """Read and tokenize the pairs, or open the pairs of an earlier run."""
     assert run.pairs is not None
     if template is None:
         print(
@@ -170,7 +170,7 @@ class PreferenceData(TrainData):
         return template_file(self._run, self._template)
 
     def prepare(self, step: int, params: Any) -> None:
-        """Compute the log-likelihoods of the reference, or read those of a resumed run.
+        """Compute the log-likelihoods of the reference, or read them from a resumed run.
 
         Raises:
             ValueError: The folder of a resumed run has none of this model and these pairs.
@@ -234,7 +234,7 @@ class PreferenceData(TrainData):
             print(f"\nHeld-out pairs: accuracy {accuracy:.1%}, mean margin {margin:.4f}.")
 
     def _log_ratios(self, params: Any, numbers: np.ndarray) -> np.ndarray:
-        """Log-ratio to the reference of each chosen answer, less that of the rejected one."""
+        """Log-ratio to the reference of each chosen answer, less the rejected one's log-ratio."""
         size, ratios = self._run.batch_size, list[np.ndarray]()
         for first in range(0, len(numbers), size):
             places = np.minimum(np.arange(first, first + size), len(numbers) - 1)
@@ -252,7 +252,7 @@ class PreferenceData(TrainData):
 
 RUNS = {
     "default": Dpo(
-        model=PRETRAIN_RUNS["default"].model,  # replaced by that of --init
+        model=PRETRAIN_RUNS["default"].model,  # replaced by the model of --init
         tokenizer=PRETRAIN_RUNS["default"].tokenizer,  # likewise
         optimizer=OptimizerConfig(
             schedule=Cosine(peak=1e-6, warmup_steps=20), optimizer=AdamW(weight_decay=0.0)

@@ -55,8 +55,8 @@ class Export:
             held-out loss.
         family: model_type of transformers to write, such as "qwen3"; None is the first that can
             express the model.
-        dtype: Dtype of the tensors in the files; None is that of a Hugging Face folder, or float32
-            for a run.
+        dtype: Dtype of the tensors in the files; None is the dtype of a Hugging Face folder, or
+            float32 for a run.
         ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
         merge: Whether to merge the adapters of a model into its weights, instead of writing a
             folder of adapters for PEFT.

@@ -4,7 +4,7 @@
     python -m experiments.finetune --init path/to/folder --corpus my/texts --epochs 2
     python -m experiments.finetune --init runs/pretrain-1 --corpus my.txt
 
-This is `experiments.pretrain` with other defaults: the model and the tokenizer are those of --init,
+This is `experiments.pretrain` with other defaults: the model and the tokenizer come from --init,
 AdamW has a learning rate for pretrained weights, and --epochs sets the length of the run.
 """
 
@@ -59,7 +59,7 @@ def main(run: Finetune) -> Path:
 
 RUNS = {
     "default": Finetune(
-        model=pretrain.RUNS["default"].model,  # replaced by that of --init
+        model=pretrain.RUNS["default"].model,  # replaced by the model of --init
         optimizer=OptimizerConfig(
             schedule=Cosine(peak=2e-5, warmup_steps=20), optimizer=AdamW(weight_decay=0.0)
         ),

@@ -54,8 +54,8 @@ class Generate:
         chat: Answer as an assistant: each typed line, or --prompt, or each of --prompts.
         chat_template: Chat template instead of the folder's: a Jinja file, or "chatml".
         system: System message of the conversation; empty is none.
-        prompts: File of prompts: one on each line, empty ones included, or JSON Lines of which each
-            has a field "prompt". The file may be compressed.
+        prompts: File of prompts: one on each line, empty ones included, or JSON Lines, each with a
+            field "prompt". The file may be compressed.
         batch_size: Prompts of the file in a batch.
         output: JSON Lines file of prompts and generated texts, written only when all texts are
             complete; None prints them.
@@ -63,8 +63,8 @@ class Generate:
             held-out loss.
         max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier.
         sampler: How each token is chosen. Beam search prints its text at the end.
-        rope_scaling: RoPE scaling for texts longer than those in training; None is that of the
-            checkpoint.
+        rope_scaling: RoPE scaling for texts longer than the training texts; None is the
+            checkpoint's.
         dtype: Dtype of the parameters and of the computation. On a CPU, bfloat16 needs half the
             memory of float32, and 1.5 times its time for a token.
         mesh: Sizes of the mesh axes: heads are sharded over tensor, kernels over fsdp.
@@ -111,7 +111,7 @@ class Generate:
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text, the tokens of the decoder, and those of the encoder."""
+    """A prompt: its text, the tokens of the decoder, and the tokens of the encoder."""
 
     text: str
     tokens: list[int]

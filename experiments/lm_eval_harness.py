@@ -208,7 +208,7 @@ class LMEvalModel(TemplateLM):
 
 
 def task_manager(run: Evaluate) -> TaskManager:
-    """The harness's tasks and those of --task-folder.
+    """The harness's tasks and the tasks of --task-folder.
 
     Raises:
         ValueError: A task of --tasks is not among them, or the folder does not exist.

@@ -46,8 +46,8 @@ class LoadedModel(NamedTuple):
         bos_tokens: First tokens of a decoder's text, or of an encoder-decoder's output.
         stop_tokens: Tokens that end a text.
         adds_special_tokens: Whether the tokenizer itself adds the special tokens of a prompt.
-        row_length: Row length in training, also in that of the run that it began with, if known; of
-            other models only one below 1024.
+        row_length: Row length in training, also in the training of the run that it began with, if
+            known; of other models only one below 1024.
         step: Step of a run's checkpoint.
         chat_template: Used instead of the folder's; see `data.load_chat_template`.
         base: Folder or hub name of the model without adapters.
@@ -102,7 +102,7 @@ class LoadedModel(NamedTuple):
         if (largest := max(ids, default=0)) >= size:
             raise ValueError(
                 f"The tokenizer in {self.tokenizer_folder} gives token {largest}, but the largest "
-                f"token of the model is {size - 1}: the tokenizer is not that of the model."
+                f"token of the model is {size - 1}: the tokenizer does not belong to the model."
             )
         return ids
 
@@ -396,7 +396,7 @@ def load_from_hugging_face(
 
 
 def generation_ids(folder: Path) -> dict[str, Any]:
-    """Fields of a folder's config.json, updated by those of generation_config.json."""
+    """Fields of a folder's config.json, updated by generation_config.json."""
     settings: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
@@ -419,5 +419,5 @@ def shared_stop_tokens(output: Path, tokenizer: data.Tokenizer) -> tuple[int, ..
 
 
 def learned_stop(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
-    """Stop tokens of a run: those of the folder of --init, and the tokenizer's end of text."""
+    """Stop tokens of a run: the stop tokens of --init, and the tokenizer's end of text."""
     return tuple(dict.fromkeys((*stop_tokens(folder, tokenizer), tokenizer.end_of_text)))

@@ -63,8 +63,8 @@ the median over rounds of the first program's time divided by another's in the s
 minimum and maximum. "Of peak FLOP/s" is the FLOPs of the model, without recomputation, relative to
 matmuls of square matrices on all cores or devices; "of peak bandwidth" is the bytes of parameters
 and cache that must be read, relative to plain copies. The peaks are the best of rounds interleaved
-with those of the case. The first round includes imports, initialization and compilation. Temporary
-memory is the compiler's estimate without arguments and results; peak memory is that of the whole
+with rounds of the case. The first round includes imports, initialization and compilation. Temporary
+memory is the compiler's estimate without arguments and results; peak memory counts the whole
 process.
 
 A machine is called idle if its load average in the minute before the start was below 1. To measure

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 import zlib
 from operator import attrgetter
 from pathlib import Path
@@ -134,6 +135,36 @@ def equations(text):
     ]
 
 
+def prose():
+    """Every page and every file of code that people read."""
+    for name in ("README.md", "CONTRIBUTING.md", "experiments/README.md"):
+        yield ROOT / name
+    yield from (ROOT / "experiments/guides").rglob("*.md")
+    for folder in ("jaxformer", "experiments"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def count_words(path):
+    """Words of a page, or of the docstrings, messages and comments of a file of code."""
+    if path.suffix == ".md":
+        return len(path.read_text().split())
+    kinds = {"STRING", "FSTRING_MIDDLE", "COMMENT"}
+    with tokenize.open(path) as file:
+        tokens = [*tokenize.generate_tokens(file.readline)]
+    texts = [token.string for token in tokens if tokenize.tok_name[token.type] in kinds]
+    return sum(len(text.split()) for text in texts if " " in text)
+
+
+# A comment or a message may go on in the next line.
+PRONOUNS = re.compile(
+    "|".join(
+        rf'\b{first}[\s#"]+(?:f")?{second}\b'
+        for first, second in (("(that|those)", "of"), ("of", "which"), ("the", "(former|latter)"))
+    ),
+    re.I,
+)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.slow(but=["jaxformer.functional.norms.rms_norm", "jaxformer.functional.rope.rotate"])
 def test_examples_give_what_they_say(name):
@@ -176,6 +207,17 @@ def test_functions_explain_each_argument_and_what_they_return():
             if explained != list(signature.parameters) or returns != gives:
                 wrong.append((name, explained, returns))
     assert not wrong
+
+
+def test_sentences_repeat_the_noun():
+    """At most 6 of 10,000 words stand for a noun that the reader has to look for."""
+    words, places = sum(map(count_words, prose())), []
+    for path in prose():
+        text = path.read_text()
+        for match in PRONOUNS.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            places.append(f"{path.relative_to(ROOT)}:{line} {match[0]}")
+    assert 10_000 * len(places) <= 6 * words, "\n".join(places)
 
 
 def test_the_page_of_functions_lists_each_function_once():

@@ -158,7 +158,7 @@ def test_nothing_is_fetched_from_an_address(name):
     assert "://" not in (ROOT / name).read_text()
 
 
-def test_the_check_of_a_clone_runs():
+def test_the_release_check_is_an_executable_script():
     run = ROOT / ".ci" / "run"
     assert os.access(run, os.X_OK)
     subprocess.run(["bash", "-n", str(run)], check=True)
@@ -171,13 +171,13 @@ def test_the_top_holds_nothing_but_the_four_folders_and_the_five_files():
     assert {p.name for p in entries if p.is_file()} == FILES
 
 
-def test_no_file_is_a_drawer_for_everything():
+def test_no_file_is_named_utils_or_helpers():
     drawers = {"utils", "util", "common", "misc", "helpers", "helper"}
     names = [path for path in SOURCES if drawers & {path.stem, path.parent.name}]
     assert not [relative(path) for path in names]
 
 
-def test_every_test_file_tests():
+def test_every_test_file_has_tests_with_different_names():
     for path in TESTS:
         nodes = ast.walk(ast.parse(path.read_text()))
         functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]

@@ -215,7 +215,7 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
         case: The case.
         size: Benchmark size.
         devices: Devices of jaxformer. Each computes all matmuls and copies of "machine", and reads
-            all parameters except the embedding, of which it reads only some rows.
+            all parameters except the embedding; of the embedding it reads only some rows.
     """
     if case in DECODE_ROWS:
         case, size = "decode", replace(size, batch_size=DECODE_ROWS[case])

@@ -43,7 +43,7 @@ def model_config(size: BenchmarkSize) -> TransformerConfig:
 
 
 def moe_config(size: BenchmarkSize) -> TransformerConfig:
-    """Model configuration of "experts": fewer layers, with experts of which a token uses 1/8."""
+    """Model configuration of "experts": fewer layers, with experts; a token uses 1/8 of them."""
     moe = MoE(
         expert=GLU(hidden_dim=size.expert_dim),
         num_experts=size.num_experts,

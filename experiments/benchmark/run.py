@@ -101,7 +101,7 @@ def main(options: Benchmark) -> Path:
 
 
 def flag_text(options: Benchmark) -> str:
-    """The command-line flags of this run, without those that name the results folder."""
+    """The command-line flags of this run, without the flags that name the results folder."""
     words = [f"--preset {options.preset}"]
     if options.only:
         words.append(f"--only {' '.join(options.only)}")

@@ -32,7 +32,7 @@ class BenchmarkSize:
         num_layers: Number of layers.
         hidden_dim: Hidden width of the feed-forward.
         moe_layers: Number of layers of "experts".
-        num_experts: Experts of each of its layers, of which a token uses an eighth.
+        num_experts: Experts of each of its layers; a token uses an eighth of them.
         expert_dim: Hidden width of each expert.
         vocab_size: Vocabulary size.
         length: Row length in tokens for training, and prompt length of "prefill".

@@ -29,8 +29,8 @@ def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> No
     """Plot held-out losses relative to the baseline, the best on top, and the training curves.
 
     All variants train on the same batches, so the training curves are differences from the
-    baseline; those of the best two variants and of the worst are labelled, the others gray. Without
-    matplotlib a note is printed instead.
+    baseline; the curves of the best two variants and of the worst are labelled, the others gray.
+    Without matplotlib a note is printed instead.
 
     Args:
         path: File to write.

@@ -65,7 +65,7 @@ def copying(generator: np.random.Generator, count: int, length: int, num_symbols
         generator: Random generator.
         count: Number of documents.
         length: Tokens of a document, even.
-        num_symbols: Number of values, of which the string consists.
+        num_symbols: Number of values from which the string is drawn.
 
     Returns:
         The documents, and a mask of the tokens that are followed by an answer.
@@ -135,9 +135,9 @@ def recall_rows(
 def recall_by_length(
     variant: Variant, params: Any, corpus: PackedCorpus, training: StudyTraining
 ) -> ResultDict:
-    """Accuracy of recall in documents of several lengths, some longer than those of the training.
+    """Accuracy of recall in documents of several lengths, some longer than the training documents.
 
-    The variant is trained on both tasks at once, with a vocabulary of theirs, and otherwise as on
+    The variant is trained on both tasks at once, with the tasks' vocabulary, and otherwise as on
     the text: the same seeds, optimizer, steps and shape of batches.
     """
     row_length = training.rows.row_length

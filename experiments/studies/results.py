@@ -22,7 +22,7 @@ class StudyResults:
 
     Args:
         folder: Created if missing.
-        description: All settings that the results depend on, except those of a variant; and the
+        description: All settings that the results depend on, except a variant's settings; and the
             names of the variants, to which later calls may add others.
 
     Raises:

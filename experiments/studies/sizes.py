@@ -95,5 +95,5 @@ MIXER_SIZES: Mapping[str, Pretrain] = study_sizes(MIXER_CPU)
 
 
 def ablation_sizes(axis: str) -> Mapping[str, Pretrain]:
-    """Sizes of an ablation; those of mixers are smaller, as each is trained twice."""
+    """Sizes of an ablation; ablations of mixers are smaller, as each mixer is trained twice."""
     return MIXER_SIZES if axis == "mixer" else ABLATION_SIZES

@@ -50,9 +50,9 @@ class Study:
             skipping of steps and seed have no effect.
         seeds: Number of seeds of each variant.
         first_seed: The first seed; the others count up from it.
-        steps: Training steps of each variant; None is those of the size.
-        batch_size: Rows of a batch; None is those of the size.
-        length: Row length in tokens; None is that of the size.
+        steps: Training steps of each variant; None is the size's number.
+        batch_size: Rows of a batch; None is the size's number.
+        length: Row length in tokens; None is the size's length.
         devices: Maximum number of devices for a batch; the largest number up to it that divides
             the batch is used. None is all. On a CPU, the number to simulate; None is one per core.
         output: Folder for the results; None is runs/STUDY-SIZE. Variants with a result there are

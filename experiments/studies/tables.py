@@ -25,8 +25,8 @@ NOTE = (
     "seed); std is the standard deviation over seeds. Intervals are not corrected for multiple "
     "comparisons: of twenty variants equal to the baseline, one is expected to have an interval "
     "without zero. Results hold for this text and recipe, whose learning rate and initialization "
-    "were tuned for the baseline only. The initial loss is that of the first training batch; it "
-    "differs between variants, as the initial size of branches relative to embeddings does."
+    "were tuned for the baseline only. The initial loss is the loss of the first training batch; "
+    "it differs between variants, as the initial size of branches relative to embeddings does."
 )
 
 

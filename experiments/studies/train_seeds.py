@@ -198,7 +198,7 @@ def held_out_losses(
     """Held-out loss in nats per token, for each seed; rows of any length.
 
     Args:
-        model: Model configuration; its RoPE scaling may differ from that of the training.
+        model: Model configuration; its RoPE scaling may differ from the training's.
         params: Parameters of each seed, from `train_seeds`.
         rows: Rows to evaluate.
         training: Settings of the training.

@@ -66,7 +66,7 @@ def make_variants(axis: str, run: Pretrain, names: Collection[str] = ()) -> list
         The variants.
 
     Raises:
-        ValueError: There is no such axis, field or variant, or a name is that of the baseline.
+        ValueError: There is no such axis, field or variant, or the baseline has the name.
     """
     axis = axis.replace("-", "_")  # as in flags
     base_variant = Variant(

@@ -43,7 +43,7 @@ def check_memory(
         mesh: The mesh.
         length: Row length in tokens; with an encoder, of the targets.
         source_length: Source length in tokens.
-        exact: Whether length and batch size are those of the run; else they may become smaller.
+        exact: Whether length and batch size are final; else they may become smaller.
 
     Raises:
         TooLargeError: Parameters, optimizer state and gradients do not fit, or all that is

@@ -46,9 +46,9 @@ def run_program(
 def tuned_run(run: AnyRunConfig) -> AnyRunConfig:
     """The run with a learning rate for the width of its model, and for adapters.
 
-    Updates of AdamW change the outputs of a kernel in proportion to its width, so the rate is that
-    of `RATE_WIDTH`, times `RATE_WIDTH` / width for narrower models. Adapters learn best at
-    `ADAPTER_RATE` times the rate of all parameters.
+    Updates of AdamW change the outputs of a kernel in proportion to its width, so the rate for
+    `RATE_WIDTH` is multiplied by `RATE_WIDTH` / width for narrower models. Adapters
+    learn best at `ADAPTER_RATE` times the rate of all parameters.
 
     References:
         Yang et al., Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter
@@ -127,7 +127,7 @@ def print_run(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> str:
 
 
 def _begun(named: AnyRunConfig, run: AnyRunConfig) -> AnyRunConfig:
-    """A named run with the model of --init; if a resumed run cannot read it, with that of `run`."""
+    """A named run with the model of --init, or of `run` where a resumed run cannot read it."""
     try:
         return run_from_checkpoint(named, str(run.init))
     except (ValueError, OSError, ImportError):

@@ -95,7 +95,7 @@ class Recorder(NamedTuple):
     progress: Progress
 
     def log(self, results: list[loop.StepResult]) -> None:
-        """Show the metrics of finished steps, and write those of every `log_every` steps."""
+        """Show the metrics of finished steps, and write them at every `log_every` steps."""
         for result, numbers in self.meter.step_metrics(results):
             seconds = self.meter.tokens / numbers["tokens_per_second"]
             self.progress.update(result.step, step_seconds=seconds, **numbers)

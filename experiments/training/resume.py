@@ -33,7 +33,7 @@ FIXED_FIELDS = (
 def load_resumed_run(run: AnyRunConfig, output: str | None) -> AnyRunConfig:
     """Load the saved run for --resume; returns `run` if no folder has one.
 
-    The output folder and the fields for several processes are always those of `run`.
+    The output folder and the fields for several processes always come from `run`.
     """
     output_path = None if output is None else Path(output)
     folder = reached(choose_folder(replace(run, resume=True, output=output_path)))

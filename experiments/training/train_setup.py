@@ -45,7 +45,7 @@ def make_train_setup(
         output: Local output folder.
         length: Row length in tokens; with an encoder, of the targets.
         source_lengths: Padded lengths of the sources, increasing.
-        exact: Whether length and batch size are those of the run; else they may become smaller.
+        exact: Whether length and batch size are final; else they may become smaller.
 
     Raises:
         ValueError: Model or batch do not divide evenly over the mesh or do not fit in memory, or

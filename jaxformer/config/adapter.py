@@ -20,12 +20,12 @@ class LoRA:
         rank: Width r between A and B.
         alpha: Numerator of the scale.
         targets: Names of the linear maps, as in the parameters' paths: "query", "key", "value",
-            "out", "gate", "up", "down", "router" and others; "experts" are those of all experts,
-            "layer_embedding" those of `LayerEmbedding` and "layer_table" its table, "embedding" is
-            the token table and "head" the LM head. "all-linear" is every linear map of attention,
+            "out", "gate", "up", "down", "router" and others. "experts" are the maps of all experts,
+            "layer_embedding" the maps of `LayerEmbedding`, "layer_table" its table, "embedding" the
+            token table and "head" the LM head. "all-linear" is every linear map of attention,
             mixers, dense feed-forwards and layer embeddings whose inputs and outputs are at least
             as many as the rank.
-        rslora: Whether the scale is that of rsLoRA.
+        rslora: Whether the scale follows rsLoRA.
         dora: Whether the columns of the adapted kernel have trained lengths (DoRA). Not for
             "experts", "embedding", "positions" and "head".
         dropout: Dropout rate of an adapter's inputs; "embedding" and "head" have none.
@@ -69,7 +69,7 @@ class LoRA:
             raise ValueError(f"dora is not supported for the targets {sorted(wholes)}.")
 
     def fits(self, inputs: int, outputs: int) -> bool:
-        """Whether a target may have these sizes; "all-linear" leaves out those that do not."""
+        """Whether a target may have these sizes; "all-linear" leaves out the other targets."""
         return self.targets != "all-linear" or self.rank <= min(inputs, outputs)
 
     @property

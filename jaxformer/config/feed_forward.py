@@ -219,7 +219,7 @@ class XIELU(DenseFeedForward):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGroups:
-    """Groups of experts with consecutive numbers, of which only the best are chosen from.
+    """Groups of experts with consecutive numbers; a token chooses experts of the best groups only.
 
     Attributes:
         num_groups: Number of groups, all of the same size.
@@ -253,8 +253,8 @@ class Router:
     Attributes:
         score: Scores of the logits: "softmax" over the experts, or "sigmoid" of each.
         bias: Whether the logits have a bias.
-        selection_bias: Whether a bias per expert is added to the scores that choose, but not to
-            those that weigh. Training moves it to balance the load without an auxiliary loss
+        selection_bias: Whether a bias per expert is added to the scores that choose experts, but
+            not to the weights. Training moves it to balance the load without an auxiliary loss
             (DeepSeek V3).
         selection: What chooses, the bias included: the "scores", or the "logits" (Kolibri 1).
         groups: Groups of experts; None chooses from all.
@@ -359,8 +359,8 @@ class SharedExpert:
     Attributes:
         expert: Its network.
         gated: Whether its output is multiplied by the sigmoid of a projection to one feature.
-        combination: "sum" adds its output to that of the chosen experts, "average" takes the mean
-            of the two (Command A+).
+        combination: "sum" adds its output to the output of the chosen experts, "average" takes the
+            mean of the two (Command A+).
     """
 
     expert: MLP | GLU | ClampedGEGLU
@@ -407,7 +407,7 @@ class MoE(FeedForward):
     Attributes:
         expert: The network of each expert.
         num_experts: Number of experts.
-        top_k: Experts per token, those with the largest scores.
+        top_k: Experts per token; they have the largest scores.
         router: How experts are chosen and weighed: `Router`, `SparseMixer` or `InputRouter`.
         shared: An expert that every token meets; None has none.
         latent: Latent that the experts read and write; None is the model width.

@@ -92,7 +92,7 @@ class Layer:
 
     @property
     def transformer_xl(self) -> TransformerXL | None:
-        """The positions, if they are those of Transformer-XL."""
+        """The positions, if they are a `TransformerXL`."""
         return as_transformer_xl(self.positions)
 
     def tiny(self) -> Layer:

@@ -16,8 +16,8 @@ class LayerEmbedding:
         e = (norm(x_0 @ P / sqrt(model_dim)) + sqrt(dim) * table[token]) / sqrt(2)
         x = x + norm(down(activation(gate(x)) * e))
 
-    Each layer has its P, table, gate and down; x_0 is the input of the first layer. The norms are
-    those of the model.
+    Each layer has its P, table, gate and down; x_0 is the input of the first layer. The norms have
+    the model's type.
 
     Attributes:
         dim: Features of an embedding.

@@ -194,7 +194,7 @@ class TransformerConfig:
         return {name: layers for name, layers in stacks.items() if layers}
 
     def segments(self, stack: Stack) -> Segments:
-        """The parts of a stack, of which one repeats."""
+        """The parts of a stack; one part repeats."""
         return find_segments(self.stacks[stack])
 
     @property

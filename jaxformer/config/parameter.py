@@ -13,7 +13,7 @@ from jaxformer.checks import FLOAT32_MAX, INT32_MAX, OptionError, shown
 from jaxformer.config.initialisation import Initialiser
 
 # Names of logical axes; shardings, optimizer groups and memory estimates are derived from them.
-# "choices" is that of a bias that only chooses experts, which has an update of its own; "rank" is
+# "choices" is the axis of a bias that only chooses experts and has an update of its own; "rank" is
 # the narrow axis of an adapter's two matrices.
 LOGICAL_AXES = (
     *("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features"),

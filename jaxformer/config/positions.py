@@ -100,8 +100,8 @@ class ScoreBias(Option, protocol=True):
     `params` are the arrays by name, and under tensor parallelism hold only the device's heads, as
     must the result. The result is float32: bfloat16 rounds distances above 256. A bias that is
     equal for all heads learns the number of heads from `constants`. With `causal`, keys after the
-    query are masked, and their bias may be any finite number; so may that of empty cache slots,
-    whose position is the largest int32.
+    query are masked, and their bias may be any finite number. So may the bias of empty cache slots;
+    their position is the largest int32.
     """
 
     shared_across_layers = False  # whether all layers of a stack share one set of parameters
@@ -312,7 +312,7 @@ def as_rope(positions: Positions | None) -> Rope | None:
 
 
 def as_transformer_xl(positions: Positions | None) -> TransformerXL | None:
-    """Return the option if it is that of Transformer-XL, else None."""
+    """Return the option if it is a `TransformerXL`, else None."""
     return positions if isinstance(positions, TransformerXL) else None
 
 

@@ -33,7 +33,7 @@ class Place(NamedTuple):
 class Residual(Option, protocol=True):
     """What flows through the depth, and how branches read and write it; without one, the sum x + y.
 
-    An option has the short form `__call__`, or those of the four functions that differ:
+    An option has the short form `__call__`, or each of the four functions that differs:
 
         __call__(self, params, x, y)                 the stream after a branch, from it and y
         begin(self, x, params)                       the state, once, from the embeddings
@@ -164,7 +164,7 @@ class WeightedSum(Residual):
 
 @dataclass(frozen=True, kw_only=True)
 class HyperConnections(Residual):
-    """Several streams, of which each branch reads a weighted sum and which it writes with weights.
+    """Several streams: each branch reads a weighted sum of them and writes to each with a weight.
 
         x = sum over i of a[i] h[i]
         h[k] = sum over i of A[i, k] h[i] + b[k] branch(x)

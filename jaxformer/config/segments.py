@@ -1,4 +1,4 @@
-"""`Segments`: the parts of a stack of layers, of which one repeats."""
+"""`Segments`: the parts of a stack of layers; one part repeats."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,7 +25,7 @@ class Segments(NamedTuple):
 
     @property
     def num_compiled(self) -> int:
-        """Layers that are compiled: those of one repetition, and all others."""
+        """Layers that are compiled: one repetition of the pattern, and all layers outside it."""
         return self.first + self.period + self.tail
 
     def shares(self, reader: int, source: int) -> bool:
@@ -35,7 +35,7 @@ class Segments(NamedTuple):
         return (source - self.first) // self.period == (reader - self.first) // self.period
 
     def groups(self) -> dict[str, range]:
-        """Indices of the layers of each group; of the pattern, those of one repetition."""
+        """Indices of the layers of each group; of the pattern, only the first repetition."""
         return {
             "first_layers": range(self.first),
             "layers": range(self.first, self.first + self.period),

@@ -36,8 +36,8 @@ class EncoderDecoder:
     """An encoder for the source, and a causal decoder with cross-attention to its output.
 
     Attributes:
-        num_encoder_layers: Layers of the encoder; `TransformerConfig.num_layers` counts those of
-            the decoder.
+        num_encoder_layers: Layers of the encoder; `TransformerConfig.num_layers` counts the
+            decoder's layers.
         source_vocab_size: Size of a separate source embedding; None shares the target's embedding.
         attention: Attention of the encoder, or kinds cycled over its layers; None uses the
             decoder's.

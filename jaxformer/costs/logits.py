@@ -22,7 +22,7 @@ def logit_bytes(
 ) -> int:
     """Peak bytes of float32 logits and their gradient on one device.
 
-    They are those of `F.vocab_chunk_size` ids per token.
+    At one time a device holds the logits of `F.vocab_chunk_size` ids per token.
 
     Args:
         config: The model.

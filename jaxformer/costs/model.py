@@ -61,7 +61,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
         sum over products of 2 * rows * inputs * outputs
 
-    Attention counts all keys of the window, also those that the causal mask hides, as is usual for
+    Attention counts all keys of the window, also keys that the causal mask hides, as is usual for
     MFU (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, appendix B). Of the experts, a token counts
     its top_k.
 
@@ -101,7 +101,7 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
 
 
 def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.Layer, bool]]:
-    """All layers, and whether they read the source: those of an encoder-decoder's encoder."""
+    """All layers, and whether they read the source, as an encoder-decoder's encoder layers do."""
     for name, layers in config.stacks.items():
         reads_source = config.topology.is_encoder_decoder and name == "encoder"
         yield from ((layer, reads_source) for layer in layers)

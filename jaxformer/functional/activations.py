@@ -283,7 +283,7 @@ def clamped_geglu(
         gate: Even columns of the released up projection.
         value: Odd columns of the released up projection.
         limit: Upper limit of the gate, and of the value's magnitude; 20 in the released model.
-        alpha: Slope of the sigmoid's argument; that of `quick_gelu` in the released models.
+        alpha: Slope of the sigmoid's argument; the slope of `quick_gelu` in the released models.
 
     Returns:
         The activations, in the dtype of `gate`.

@@ -15,7 +15,7 @@ from jaxformer.functional.platforms import target_platform
 
 
 class RowBlock(NamedTuple):
-    """Rows from `start` on: those of `group`, followed by rows of later groups or padding."""
+    """Rows from `start` on: rows of `group`, followed by rows of later groups or padding."""
 
     group: Int[Array, ""]
     start: Int[Array, ""]

@@ -38,7 +38,7 @@ class LogitOptions(NamedTuple):
 
 
 class LogitInputs(NamedTuple):
-    """Inputs of the logits; V and targets are those of this device's shard."""
+    """Inputs of the logits; V and targets belong to this device's shard."""
 
     features: Float[Array, "T D"]
     kernel: Float[Array, "..."]

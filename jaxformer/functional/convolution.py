@@ -48,8 +48,8 @@ def causal_convolution(
         initial_state: The K - 1 inputs before the first token, in the same document; None is zeros.
         segments: Document number of each token; a run of equal numbers is a document, and inputs
             before its first token are zeros.
-        valid: False for padding, which is skipped: its outputs mean nothing, and the next token's
-            inputs are those before it.
+        valid: False for padding, which is skipped: its outputs mean nothing, and the next token
+            reads the inputs before the padding.
         axis_name: Mesh axis over which the sequence is sharded in the order of `zigzag_order`,
             inside `jax.shard_map`.
 

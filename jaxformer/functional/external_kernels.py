@@ -1,8 +1,8 @@
 """Run external kernels (Pallas, cuDNN) and their gradients under `jax.vmap` and shard_map.
 
 In `jax.shard_map` every array has a type with its varying mesh axes, and `pallas_call` rejects
-outputs without one, such as those of JAX's own kernels. In a jaxpr that is already traced only the
-types of arguments and results are checked, which `call_without_vma` sets. The check is a
+outputs without one, such as the outputs of JAX's own kernels. In a jaxpr that is already traced
+only the types of arguments and results are checked, which `call_without_vma` sets. The check is a
 thread-local setting of `jax.shard_map`, so kernels are traced in another thread.
 
 `jax.vjp` returns the residuals of the kernel. Its output and one number per output row have the
@@ -35,7 +35,7 @@ TRACING_THREAD = ThreadPoolExecutor(1)
 class AttentionKernel(ABC):
     """An attention kernel of queries [B, T, N, H], or [B, N, T, H] if `head_axis` is 1.
 
-    Keys and values likewise have a head axis of K heads, and the output that of the queries.
+    Keys and values likewise have a head axis of K heads; the output has the queries' head axis.
     """
 
     head_axis: ClassVar[int]
@@ -239,9 +239,9 @@ class KernelPrograms(NamedTuple):
     Attributes:
         forward: From inputs to the output and the residuals that are neither input nor output.
         backward: From all residuals and the output's cotangent to gradients.
-        residual_sources: Index of the input or output that each residual equals; None for those
+        residual_sources: Index of the input or output that each residual equals; None for residuals
             that `forward` computes.
-        sums_index: Index, among those, of the one with a number per output row.
+        sums_index: Index, among the computed residuals, of the one with a number per output row.
     """
 
     forward: TracedProgram

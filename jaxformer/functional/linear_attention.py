@@ -262,12 +262,12 @@ def _chunk(
 def _decayed_products(
     x: Float32[Array, "X *batch T H"], y: Float32[Array, "1 *batch T H"], log_decay: Array
 ) -> Float32[Array, "X *batch T S"]:
-    """Products x[i] . (decay from j to i) y[j] for j <= i; those of j > i mean nothing.
+    """Products x[i] . (decay from j to i) y[j] for j <= i; the entries of j > i mean nothing.
 
     Each sum of logarithms is one of its own terms: none is a difference of two large sums, and no
     exponential is over 1. For decays by feature, blocks double in size: the tokens of the second
-    half are multiplied by the decays since its beginning, those of the first by the decays to its
-    end.
+    half are multiplied by the decays since its beginning, the tokens of the first half by the
+    decays to its end.
     """
     T, H = x.shape[-2:]
     if log_decay.shape[-1] == 1:

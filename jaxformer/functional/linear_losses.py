@@ -42,7 +42,7 @@ def vocab_chunk_size(tokens: int, vocab_size: int, *, platform: str | None = Non
     Args:
         tokens: Tokens of this device.
         vocab_size: Vocabulary ids of this device.
-        platform: "cpu", "gpu" or "tpu"; None is that of the traced program.
+        platform: "cpu", "gpu" or "tpu"; None is the platform of the traced program.
 
     Returns:
         The number of ids.

@@ -123,7 +123,7 @@ def sparse_mixer(logits: Float[Array, "*batch E"], *, top_k: int, jitter: float)
         weight = exp(best) / sum over rivals of exp(l)
 
     This is the router of a trained model. In training, the paper draws each expert from the softmax
-    of its rivals and estimates the gradient of the draw; here the gradient is that of the weights.
+    of its rivals and estimates the gradient of the draw; here only the weights have a gradient.
 
     Args:
         logits: Router logits l.
@@ -137,8 +137,8 @@ def sparse_mixer(logits: Float[Array, "*batch E"], *, top_k: int, jitter: float)
         ValueError: If `top_k` is not between 1 and the number of experts, or `jitter` is negative.
 
     References:
-        Liu et al., GRIN: GRadient-INformed MoE, 2024. arXiv:2409.12136; the thresholds are those of
-        the released code of Phi-3.5 MoE
+        Liu et al., GRIN: GRadient-INformed MoE, 2024. arXiv:2409.12136; the thresholds follow the
+        released code of Phi-3.5 MoE
     """
     num_experts = logits.shape[-1]
     _check_top_k(top_k, num_experts)
@@ -221,7 +221,7 @@ def mixture_of_experts(
             output rows; see `grouped_matmul`.
         num_experts: E, the number of experts on all devices.
         axis_name: Mesh axis over which experts and tokens are sharded. Tokens are exchanged by
-            all-to-all; `x` and `routing` are those of this device.
+            all-to-all; `x` and `routing` hold the tokens of this device.
         capacity_factor: Rows that a device accepts from each device, as a multiple of the even
             share ``R * top_k / devices``. All these rows are exchanged and computed, filled or not;
             later tokens over the capacity skip the expert, so the result depends on the sharding

@@ -23,7 +23,7 @@ class TargetDevice(NamedTuple):
 def target_device() -> TargetDevice:
     """Return the device kind that the traced program is compiled for.
 
-    Inside `jax.shard_map` it is that of the mesh; elsewhere that of the default device, which
+    Inside `jax.shard_map` it is the mesh's kind; elsewhere the kind of the default device, which
     `jax.default_device` sets.
     """
     mesh: Any = jax.sharding.get_abstract_mesh()

@@ -135,8 +135,8 @@ def rope_scale_llama3(
             `original_max_length` is not positive.
 
     References:
-        Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783; the formula is that
-        of the code released with Llama 3.1
+        Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783; the formula follows
+        the code released with Llama 3.1
     """
     if high_freq_factor < low_freq_factor:
         raise ValueError(
@@ -291,7 +291,7 @@ def longrope_attention_factor(max_length: int | float, original_max_length: int)
 
     References:
         Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024.
-        arXiv:2402.13753; the formula is that of the released Phi-3 models
+        arXiv:2402.13753; the formula follows the released Phi-3 models
     """
     message = f"original_max_length must exceed 1; got {original_max_length}."
     require(original_max_length > 1, message)
@@ -305,8 +305,8 @@ def rope_truncate(frequencies: Float[Array, " C"], *, fraction: float) -> Float[
 
         frequencies[j] if j < floor(fraction * C) else 0
 
-    The features of the other pairs carry no position, however long the context. Unlike in
-    `config.Rope.fraction`, the frequencies that are kept are those of the whole head.
+    The features of the other pairs carry no position, however long the context. The frequencies
+    that are kept equal the frequencies of the whole head; with `config.Rope.fraction` they differ.
 
     Args:
         frequencies: One per feature pair, the fastest first.

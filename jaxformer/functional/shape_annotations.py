@@ -48,7 +48,7 @@ def check_axes(
             memo[letter] = name, shape, axis
         elif known[1][known[2]] != shape[axis]:
             raise ArgumentError(axis_mismatch_message(letter, (name, shape, axis), known))
-    if variadic is not None and variadic[1:].isidentifier():  # those with # broadcast
+    if variadic is not None and variadic[1:].isidentifier():  # axes with # broadcast
         sizes = shape[num_leading : count - num_trailing]
         known_sizes, known_name, known_shape = memo.setdefault(variadic, (sizes, name, shape))
         if sizes != known_sizes:

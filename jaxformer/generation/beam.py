@@ -56,8 +56,8 @@ def beam_search(
     Each step ranks the (1 + K) * num_beams most likely continuations of the live beams. Those that
     end in a stop token and are among the best num_beams become finished beams; the best num_beams
     of the others stay live. A row is done when it has num_beams finished beams and the score of its
-    best live beam, if it ended now, is no higher than theirs. After the last step live beams count
-    as finished.
+    best live beam, if it ended now, is no higher than the finished beams' scores. After the last
+    step live beams count as finished.
 
     Args:
         step: Function from (state, one token per row) to (next-token logits, state), with
@@ -102,7 +102,7 @@ def beam_search(
 def initial_beams(
     state: Any, logits: Float[Array, "rows V"], num_beams: int, max_new_tokens: int
 ) -> BeamState:
-    """Return the search before the first token: equal beams, of which only the first is live."""
+    """Return the search before the first token: equal beams; only the first is live."""
     batch = logits.shape[0] // num_beams
     log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
     log_probs = jnp.broadcast_to(log_probs, (batch, num_beams))

@@ -44,7 +44,7 @@ ANSWERS_AHEAD = 3  # for which a new room is large enough
 
 
 class Conversation:
-    """Answers to prompts of which each continues the one before and its answer.
+    """Answers to prompts; each prompt continues the one before and its answer.
 
         conversation = Conversation(config, params, max_new_tokens=160, stop_tokens=(2,))
         tokens = list(conversation.answer(prompt, key=key))
@@ -163,7 +163,7 @@ def _depends_on_length(config: TransformerConfig) -> bool:
 
 
 def _can_shorten(config: TransformerConfig, cache: Cache) -> bool:
-    """Whether the cache without its last tokens is that of the tokens before."""
+    """Whether the cache without its last tokens is the cache of the tokens before."""
     windows = zip(distinct_windows(config), cache.positions, strict=True)
     layers = (*cache.first_layers, *cache.layers, *cache.tail)
     return not any(is_ring_buffer(window, x.shape[-1]) for window, x in windows) and all(

@@ -84,7 +84,7 @@ def generate(
         dtype: Dtype of computation and cache.
         mesh: Device mesh from `parallel.make_mesh`. Heads, hidden features, vocabulary and caches
             are sharded over "tensor", rows over "data", "fsdp" and "expert"; "context" replicates.
-            Parameters are moved to their shardings. The result equals that of one device.
+            Parameters are moved to their shardings. The result equals the result on one device.
 
     Returns:
         Each row is the prompt, the new tokens, and its last token repeated to the width of the

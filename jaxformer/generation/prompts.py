@@ -234,7 +234,7 @@ def as_stop_array(values: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
 
 
 def _as_array(values: Any) -> Any:
-    """An array of JAX as it is, anything else as one of NumPy, which keeps 64-bit numbers."""
+    """Return JAX arrays unchanged, anything else as NumPy arrays, which keep 64-bit numbers."""
     return values if isinstance(values, jax.Array) else np.asarray(values)
 
 

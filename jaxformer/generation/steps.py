@@ -118,7 +118,7 @@ def decode_step(
     """Process one more token of each row.
 
     If the new length changes the RoPE scaling, the whole sequence is processed again, so that the
-    result always equals that of the model without a cache.
+    result always equals the result of the model without a cache.
 
     Args:
         config: As in `prefill`.

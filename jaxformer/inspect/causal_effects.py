@@ -46,7 +46,7 @@ def logit_difference(
     *,
     position: int = -1,
 ) -> Metric:
-    """A metric of logits: logit of the right token minus that of a wrong one, mean over the rows.
+    """A metric of logits: logit of the right minus logit of a wrong token, mean over the rows.
 
     Args:
         right: Token id, one for all rows or one for each.
@@ -54,8 +54,8 @@ def logit_difference(
         position: Position in the row.
 
     Returns:
-        A function of logits, for `activation_patching` and its like. Other ids and positions are
-        not compiled again.
+        A function of logits, as `activation_patching` takes it. Other ids and positions are not
+        compiled again.
     """
     return Partial(_logit_difference, right, wrong, position)
 

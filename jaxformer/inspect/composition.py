@@ -43,8 +43,8 @@ def composition_scores(config: c.TransformerConfig, params: Params) -> Compositi
     with Frobenius norms, and scales of norms multiplied into the matrices. Independent random
     matrices score about 1 / sqrt(model_dim), which the paper subtracts. Positions, biases, norms
     of heads and gates are left out. It exists for `config.MultiHead` and `config.SharedKV`, and of
-    `config.Decay` for values; heads of other kinds, whose projections are not linear, are left out,
-    and those that read keys and values of an earlier layer (`cross_layer_kv`).
+    `config.Decay` for values. Heads of other kinds have projections that are not linear and are
+    left out, as are heads that read keys and values of an earlier layer (`cross_layer_kv`).
 
     Args:
         config: The model.

@@ -100,7 +100,7 @@ def logit_lens(
         shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)
         if (tuned.kernel.shape, tuned.bias.shape) != shapes:
             raise ValueError(
-                f"tuned must have arrays of shapes {shapes}, those of this model; got "
+                f"tuned must have arrays of this model's shapes {shapes}; got "
                 f"{tuned.kernel.shape} and {tuned.bias.shape}."
             )
         translated = jax.vmap(TunedLens.translate)(tuned, stream[:-1])

@@ -181,7 +181,7 @@ def _before_norm(
     def centre(x: Array) -> Array:
         return x - jnp.mean(x, axis=-1, keepdims=True) if norm.subtracts_mean else x
 
-    # The factor of vectors of zeros is that of tiny ones, whose squares are still numbers.
+    # Vectors of zeros get the factor of tiny vectors, whose squares are still numbers.
     is_tiny = jnp.max(jnp.abs(centre(x)), axis=-1, keepdims=True) < TINY
     tiny = jnp.asarray(np.resize([TINY, -TINY], x.shape[-1]), x.dtype)
     x = jnp.where(is_tiny, jnp.broadcast_to(tiny, x.shape), x)

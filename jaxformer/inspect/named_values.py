@@ -68,7 +68,7 @@ class ModelRun(NamedTuple):
 def names(config: c.TransformerConfig) -> tuple[ValueName, ...]:
     """Names of the values that `run` records and patches, with their layers and shapes.
 
-    `embeddings`, `stream`, `final_normed` and the branches are those of `ResidualTrace`. Of a
+    `embeddings`, `stream`, `final_normed` and the branches are as in `ResidualTrace`. Of a
     residual option with several streams, `stream` has them as an axis like heads, and
     `read_by_attention` and others are what a branch reads of them. `query`,
     `key` and `value` are what a mixer reads, after RoPE; `heads` is what its output projection

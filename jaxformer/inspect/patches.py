@@ -16,7 +16,7 @@ class At:
         name: Name of a value, from `names`.
         layer: Layers, counted from 0.
         position: Positions in the row; -1 is the last token.
-        head: Heads, counted from 0; of `key`, those of keys.
+        head: Heads, counted from 0; for `key`, key heads.
     """
 
     name: str

@@ -36,7 +36,7 @@ def position_embeddings(
     """
     if config.embedding.positions is None:
         kinds = tuple(dict.fromkeys(layer.positions for layer in config.layers))
-        raise ValueError(f"The embedding adds no positions; those of attention are {kinds}.")
+        raise ValueError(f"The embedding adds no positions; the attention layers have {kinds}.")
     require_count("length", length)
     check_parameters(config, params)
     positions = jnp.arange(length)

@@ -87,7 +87,6 @@ class Field:
     alias: str | None = None
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Read the option."""
         return {self.option: self.read_value(reader, options)}
 
     def write(self, model: Any) -> Options | None:
@@ -97,7 +96,7 @@ class Field:
             The field, or None if this part is of a kind without the option.
 
         Raises:
-            ValueError: An activation of which no family has a name.
+            ValueError: No family has a name for the activation.
         """
         *path, name = self.option.split(".")
         for part in path:
@@ -114,7 +113,7 @@ class Field:
         return {self.name: self.write_value(value)}
 
     def read_value(self, reader: ConfigReader, options: Options) -> Any:
-        """The value of the option in a file; `options` are those of the fields before."""
+        """The value of the option in a file; earlier fields have read `options`."""
         default = self.default(options) if callable(self.default) else self.default
         reader, field_name = part_and_name(reader, self.name)
         if isinstance(default, str):
@@ -152,7 +151,7 @@ class BiasesField(Field):
     layers: tuple[str, ...] = ()
 
     def read_value(self, reader: ConfigReader, options: Options) -> Any:
-        """The layers with biases by this field and those before."""
+        """The layers with biases by this field and by earlier fields."""
         has_biases = super().read_value(reader, options)
         return (*options.get(self.option, ()), *(self.layers if has_biases else ()))
 
@@ -177,7 +176,6 @@ class PresenceField(Field):
         return self.part if super().read_value(reader, options) else None
 
     def write_value(self, value: Any) -> bool:
-        """Whether there is a part."""
         return value is not None
 
 
@@ -198,7 +196,6 @@ class FactorField(Field):
         return self.factor(options) if super().read_value(reader, options) else 1.0
 
     def write_value(self, value: float) -> bool:
-        """Whether there is a factor."""
         return value != 1
 
 
@@ -230,7 +227,6 @@ class NoEntries:
     """A field that is read and not written."""
 
     def write(self, model: Any) -> Options:
-        """No entries."""
         return {}
 
 
@@ -245,7 +241,6 @@ class NotWritten(NoEntries):
     field: ConfigField
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Its options."""
         return self.field.read(reader, options)
 
 
@@ -266,7 +261,7 @@ class OldName(NoEntries):
 
 @dataclass(frozen=True)
 class Derived(NoEntries):
-    """An option that follows from those of the fields before.
+    """An option that follows from options of earlier fields.
 
     Attributes:
         option: Its path.
@@ -277,7 +272,6 @@ class Derived(NoEntries):
     value: Callable[[Options], Any]
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The option."""
         return {self.option: self.value(options)}
 
 
@@ -339,7 +333,6 @@ class Unused(NoEntries):
         self.names = names
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Mark the fields as read."""
         for path in self.names:
             part, name = part_and_name(reader, path)
             part.get(name)
@@ -357,11 +350,9 @@ class Written:
         self.fields = fields
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """No options."""
         return {}
 
     def write(self, model: Any) -> Options:
-        """The fields."""
         return {name: x(model) if callable(x) else x for name, x in self.fields.items()}
 
 
@@ -386,7 +377,7 @@ def part_and_name(reader: ConfigReader, path: str) -> tuple[ConfigReader, str]:
 def read_options(
     reader: ConfigReader, fields: Iterable[ConfigField], context: Options = EMPTY
 ) -> dict[str, Any]:
-    """Read the options of the fields, by path; they may depend on those of `context` too."""
+    """Read the options of the fields, by path; they may also depend on the options in `context`."""
     options = dict[str, Any]()
     for row in fields:
         options |= row.read(reader, {**context, **options})

@@ -38,7 +38,7 @@ def lacking_options() -> Mapping[str, str]:
 
 
 def decoders() -> list[Coverage]:
-    """All types of transformers that continue a text, those that are read first.
+    """All types of transformers that continue a text; types that are read come first.
 
     Returns:
         A row for each type.
@@ -101,7 +101,7 @@ def _table() -> Mapping[str, Any]:
 
 
 def describe() -> str:
-    """All types as text, with the numbers of those that are read.
+    """All types as text, with the number of types that are read.
 
     Returns:
         Two tables.

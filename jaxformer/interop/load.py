@@ -322,7 +322,7 @@ def _cut_anew(
     stored: dict[str, files.StoredTensor],
     num_layers: int,
 ) -> dict[str, files.StoredTensor]:
-    """Return the tensors with those of `cut_together` cut at the rows that the mapping has."""
+    """Return the tensors, with `cut_together` cut at the rows that the mapping has."""
     shapes, cut = {link.hf_name: link.hf_shape for link in mapping}, dict(stored)
     for layer in range(num_layers):
         names = [name.replace("{layer}", str(layer)) for name in family.cut_together]

@@ -1,4 +1,4 @@
-"""MXFP4: weights of four bits, 32 of which share an exponent, as bfloat16.
+"""MXFP4: weights of four bits, in blocks of 32 that share an exponent, as bfloat16.
 
 References:
     Rouhani et al., Microscaling Data Formats for Deep Learning, 2023. arXiv:2310.10537, section 4

@@ -39,8 +39,8 @@ class MappingRule:
         condition: Whether the rule applies to a model; None is all models with its parameters.
         kind: Attention kind of the layers that the rule applies to; None is all layers.
         last_hf_name: Name of the tensor of the last layer, if it is another.
-        alternative: Whether only some files have the tensor. It then replaces those of later rules
-            for the same parameters; it is not written.
+        alternative: Whether only some files have the tensor. It then replaces the tensors of later
+            rules for the same parameters; it is not written.
         factors: Constant of each parameter, which multiplies what the tensor has; None has none.
     """
 
@@ -98,7 +98,7 @@ class ParamMapping:
 
 
 def decoder_mapping(*rules: MappingRule) -> ParamMapping:
-    """The mapping of a decoder; names with "{layer}" or "{next_layer}" are those of layers."""
+    """The mapping of a decoder; names with "{layer}" or "{next_layer}" belong to layers."""
     layer = tuple(rule for rule in rules if "layer}" in rule.hf_name)
     top_level = tuple(rule for rule in rules if "layer}" not in rule.hf_name)
     return ParamMapping(top_level=top_level, stacks={"decoder": layer})

@@ -20,7 +20,7 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeField:
-    """The fields of RoPE, of which a model has one in all layers.
+    """The fields of RoPE; all layers of a model have the same RoPE.
 
     Attributes:
         base: Default of the base.
@@ -54,7 +54,7 @@ class RopeField:
         return None if rope is None else self.write_rope(rope)
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The positions of the layers, as a cycle; `windows` are those of the layers."""
+        """The positions of the layers, as a cycle; `windows` has the window of each layer."""
         return (self.read_rope(reader),)
 
     def read_rope(self, reader: ConfigReader) -> c.Rope:
@@ -120,7 +120,7 @@ def read_rope_section(
         pairing: Features that form a pair.
         fraction: Default of the rotated fraction of a head.
         original_max_length: The model's ``original_max_position_embeddings``, which takes
-            precedence over that of the object; None if it has none.
+            precedence over the object's; None if the model has none.
         aliases: Pairs of a kind and the kind that it means.
 
     Returns:

@@ -249,7 +249,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise ValueError(
-            f"{folder / INDEX_FILE} names {len(names)} shards, of which {len(absent)} are absent: "
+            f"{folder / INDEX_FILE} names {len(names)} shards, but {len(absent)} are absent: "
             f"{', '.join(absent)}."
         )
     headers, broken = {}, []

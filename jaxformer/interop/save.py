@@ -61,7 +61,7 @@ def save_pretrained(
         config: The model.
         params: The parameters; the folder is the same from both layouts of layers.
         dtype: Dtype of the saved tensors, but float32 for `layers.parameters.FLOAT32_PARAMETERS`;
-            None keeps that of each parameter.
+            None keeps each parameter's dtype.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
         extra: More attributes of config.json, which take precedence: token ids, or another
             ``max_position_embeddings``.

@@ -30,7 +30,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "qwen3_vl_text": "qwen3",
     }
 )
-# Defaults in transformers that differ from those of the family, or that the family lacks.
+# Defaults in transformers that differ from the family's, or that the family lacks.
 LLAMA_SIZES = {
     **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
     **{"intermediate_size": 11_008, "vocab_size": 32_000},
@@ -43,7 +43,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen2": {**LLAMA_SIZES, "intermediate_size": 22_016, "vocab_size": 151_936},
     }
 )
-# Folders that have the fields of the text beside those of the images.
+# Folders that have the fields of the text beside the fields of the images.
 FLAT: Mapping[str, str] = MappingProxyType({"qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2"})
 KEY_RENAMES = (
     (r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)", "model."),
@@ -57,7 +57,7 @@ OUTER_FIELDS = frozenset({*NEUTRAL_VALUES, "quantization_config", "tie_word_embe
 
 
 def without_multiplier(options: Options) -> Options:
-    """The class of the whole model does not multiply the logits as that of the text alone does."""
+    """The class of the whole model does not multiply the logits; the class of the text does."""
     return {**options, "head.multiplier": 1.0}
 
 
@@ -94,7 +94,6 @@ class TextPart:
     section: str | None
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The options of the text model."""
         part = reader
         if self.section is not None:
             part = reader.part(self.section)
@@ -115,7 +114,7 @@ class TextPart:
                 for position in IMAGE_POSITIONS:
                     part.part(name).get(position)
         read = {**read_options(part, self.text.fields), "model_type": self.text.model_type}
-        if tied in reader:  # of the whole model, before that of the text
+        if tied in reader:  # the whole model's field takes precedence over the text's
             read["head.tied"] = reader.boolean(tied, False)
         difference = DIFFERENCES.get(whole)
         return read if difference is None else {**difference(read), "model_type": None}

@@ -1,7 +1,7 @@
 """Lossless rearrangements between a Hugging Face tensor and our parameters.
 
-Each transform computes the shape of the tensor from those of the parameters, splits the tensor into
-parameters (as views if possible), and joins parameters into the tensor.
+Each transform computes the shape of the tensor from the shapes of the parameters, splits the tensor
+into parameters (as views if possible), and joins parameters into the tensor.
 """
 
 import math
@@ -38,7 +38,7 @@ class _Axes(NamedTuple):
     """How one parameter lies in the tensor.
 
     Attributes:
-        split: Sizes of the parameter's axes, after those of groups are split.
+        split: Sizes of the parameter's axes, after axes of groups are split.
         order: The tensor's order of these axes.
         joined: Sizes of the tensor's axes; one that is concatenated is two, the other and itself.
     """
@@ -52,7 +52,7 @@ class _Axes(NamedTuple):
 class Rearrange:
     """Axes in another order, joined, split or concatenated, as a pattern says.
 
-    The pattern names the axes of a parameter, and after an arrow those of the tensor:
+    The pattern names the axes of a parameter, and after an arrow the axes of the tensor:
 
     - `d n h -> (n h) d`: one axis of the tensor is `n` and `h`;
     - `*o`: any number of axes;

@@ -88,7 +88,7 @@ def empty_cache(
         config: A decoder, or an encoder-decoder, whose decoder uses the cache.
         batch: Batch axes of the tokens, such as ``(8,)``.
         capacity: Maximum number of tokens per row; TPUs are fastest with a multiple of 128.
-        dtype: Dtype of keys and values, that of the computation.
+        dtype: Dtype of the computation, hence of keys and values.
         tensor_parallel_size: Devices over which heads are sharded. If there are more devices than
             key-value heads, each device caches the one head that it reads.
 

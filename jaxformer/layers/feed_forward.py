@@ -242,7 +242,7 @@ class GroupedExperts(nn.Module):
 class ExpertLinear(nn.Module):
     """A linear layer for each expert: kernels [E, D, F] and biases [E, F].
 
-    The outputs of sharded inputs are partial sums over devices, of which one has the bias.
+    The outputs of sharded inputs are partial sums over devices; one device adds the bias.
     """
 
     shape: tuple[int, int, int]

@@ -21,8 +21,8 @@ class Linear(nn.Module):
     """Linear layer over the last axes, summed over tensor-parallel devices if sharded.
 
     `logical_axes` names the kernel's axes, and `input_shape` is the global size of each input axis;
-    None takes that of x. If the inputs are sharded, the outputs are partial sums, which are reduced
-    over devices; with `keep_partial_sums` the caller reduces them, together with others.
+    None takes the shape of x. If the inputs are sharded, the outputs are partial sums, which are
+    reduced over devices; with `keep_partial_sums` the caller reduces them, together with others.
     """
 
     features: tuple[int, ...]

@@ -214,8 +214,8 @@ def join_parameters(frozen: Any, trained: Any) -> Any:
 def cast_frozen(lora: c.LoRA | None, params: Any) -> Any:
     """Return parameters in the dtypes of training.
 
-    Trained parameters are float32, frozen ones `LoRA.base_dtype`, but for those that
-    `storage_dtype` keeps in float32.
+    Trained parameters are float32, frozen ones `LoRA.base_dtype`, unless `storage_dtype` keeps them
+    in float32.
     """
     split = split_parameters(lora, params)
     frozen, trained = (flatten_dict(tree, sep="/") for tree in split)

@@ -30,7 +30,7 @@ def merge_lora(
         kernel and adapter.
 
     Raises:
-        ValueError: If the parameters are not those of `config`, for example of another rank.
+        ValueError: If the parameters do not fit `config`, for example have another rank.
     """
     check_parameters(config, params)
     if (lora := config.adapter) is None:

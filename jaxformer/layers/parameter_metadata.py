@@ -94,8 +94,8 @@ def cast_parameters(config: TransformerConfig, params: Any, dtype: DTypeLike) ->
         dtype: Dtype of the model's computation.
 
     Returns:
-        The parameters. Those that are read in float32, such as norms, are the same arrays, and so
-        are those with at most as many bits as `dtype`.
+        The parameters. Parameters that are read in float32, such as norms, are the same arrays, and
+        so are parameters with at most as many bits as `dtype`.
     """
     boxes, arrays = annotated_parameters(config, np.dtype(dtype), layout_of(params)), {}
     for path, x in flatten_dict(params, sep="/").items():

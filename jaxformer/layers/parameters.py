@@ -153,8 +153,7 @@ def sharded_parameter(
         The parameter in `dtype`; it is stored in float32.
 
     Raises:
-        ValueError: The number of axes differs from that of the shape, or the given parameter has
-            another shape.
+        ValueError: The shape has another number of axes, or the given parameter has another shape.
     """
     runtime: RuntimeConfig = module.runtime
     names, num_output_axes = parse_logical_axes(logical_axes)

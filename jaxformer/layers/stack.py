@@ -69,7 +69,7 @@ class GroupInputs(NamedTuple):
     """What the layers of a group read besides x.
 
     Attributes:
-        layers: Inputs of each layer, of the pattern those of one repetition.
+        layers: Inputs of each layer; of the pattern, of one repetition.
         cache_updates: How the cache of each layer takes the new tokens.
         kv: Keys and values of layers before the group, as in `LayerState`.
     """
@@ -279,7 +279,7 @@ class Stack(nn.Module):
 
 
 def split_by_segment(x: Array, segments: c.Segments) -> dict[str, Array]:
-    """Split values of all layers into the groups of a stack; those of the pattern by repetition."""
+    """Split values of all layers into the groups of a stack, the pattern's by repetition."""
     first, period, repeats, _ = segments
     stop = first + repeats * period
     pattern = x[first:stop].reshape(repeats, period, *x.shape[1:])

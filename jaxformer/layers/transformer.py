@@ -87,8 +87,8 @@ class Transformer(nn.Module):
             tokens: Token ids; for an encoder-decoder, the decoder's input.
             source: Source token ids of an encoder-decoder. With a cache, only the first call needs
                 them.
-            positions: Position of each token; by default 0, 1, 2, ..., with a cache those after the
-                cached tokens, and under context parallelism those of `F.zigzag_order`.
+            positions: Position of each token. By default they are 0, 1, 2, ..., with a cache the
+                positions after the cached tokens, and under context parallelism `F.zigzag_order`.
             segments: Document number of each token in a packed row; tokens attend within their
                 document. With a cache there is one document, and 0 marks padding, which is not
                 cached.

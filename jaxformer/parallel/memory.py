@@ -57,7 +57,7 @@ def estimate_memory(
         parameters   4 * P       P: elements of its shards, exactly
         optimizer    4 * k * P   k: AdamW 2, Lion and SGD 1, Muon 1 for kernels and 2 for others,
                                  Adafactor almost 0
-        gradients    4 * P       twice with accumulation: the sum, and those of a microbatch
+        gradients    4 * P       twice with accumulation: the sum, and a microbatch's gradients
         kernels      w * W       W: elements of a layer's kernels, the embedding and the head that
                                  are all-gathered, or cast to w bytes each; of all layers if they
                                  are cast but not sharded, and remat is "none"

@@ -84,7 +84,7 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
         specs: PartitionSpecs of the parameters.
 
     Returns:
-        The specs: that of the parameter, on axes of the same size; other arrays are replicated.
+        The specs: on axes of the same size, the parameter's spec; other arrays are replicated.
     """
     pairs = zip(flatten_to_paths(params).items(), jax.tree.leaves(specs), strict=True)
     by_path = {f"/{path}/": (x.shape, spec) for (path, x), spec in pairs}
@@ -119,7 +119,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_sharded(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Shard an array of which every process has a full copy.
+    """Shard an array; every process has a full copy.
 
     Args:
         x: The full array, equal on every process.
@@ -132,7 +132,7 @@ def put_sharded(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def put_replicated(tree: Any, mesh: Mesh) -> Any:
-    """Replicate a tree, of which every process has a copy, on all devices.
+    """Replicate a tree on all devices; every process has a copy.
 
     Args:
         tree: Tree of arrays and numbers, equal on every process.
@@ -199,7 +199,7 @@ def put_batch(batch: BatchTree, mesh: Mesh, batch_size: int) -> BatchTree:
         The tree, of global arrays [batch_size, time].
 
     Raises:
-        ValueError: An array has neither all rows nor those of this process.
+        ValueError: An array has neither all rows nor the rows of this process.
     """
     sharding = NamedSharding(mesh, batch_spec(mesh.shape))
     process_rows = local_batch_slice(mesh, batch_size)

@@ -95,8 +95,8 @@ class Checkpoints:
         """Start an asynchronous save; returns once the arrays may be donated.
 
         Args:
-            step: Not negative, and greater than every step in the folder, except those that
-                `latest_valid_step` found damaged, which are renamed.
+            step: Not negative, and greater than every step in the folder. Steps that
+                `latest_valid_step` found damaged do not count and are renamed.
             state: Any pytree of arrays.
             description: JSON that is needed to use the state: configuration, tokenizer, seed.
             loss: Loss by which the best checkpoint is chosen; None or NaN if unknown.
@@ -157,7 +157,7 @@ class Checkpoints:
         self._delete_matching(TRASH_FOLDER)
 
     def all_steps(self) -> list[int]:
-        """Steps of all complete checkpoints, ascending, without those found damaged."""
+        """Steps of all complete checkpoints, ascending, without steps found damaged."""
         complete = {one.step for one in ocp.path.step.standard_name_format().find_all(self.folder)}
         return sorted(complete.difference(self._damaged_steps))
 

@@ -48,8 +48,8 @@ def train_steps(
 ) -> Iterator[tuple[int, TrainState, list[StepResult]]]:
     """Run train steps `start_step` + 1 to `stop_step`, yielding after each.
 
-    Steps are dispatched before earlier ones have finished; each item has the results of those that
-    have. Where steps are long, one is dispatched ahead, so that a signal waits for two at most.
+    Steps are dispatched before earlier ones have finished; each item has the results of finished
+    steps. Where steps are long, one is dispatched ahead, so that a signal waits for two at most.
     Implicit transfers between host and devices raise, since they would stall the devices.
 
     Args:

@@ -114,7 +114,7 @@ class Muon(CheckedOptimizer):
         rms: Root mean square of an update at learning rate 1; see `scale_by_muon`.
         weight_decay: Weight decay of kernels, multiplied by the learning rate.
         adamw: Optimizer of all other parameters, with their weight decay.
-        adamw_rate: Learning rate of all other parameters, relative to that of kernels.
+        adamw_rate: Learning rate of all other parameters, relative to the rate of kernels.
         roles: Roles of the parameters that Muon changes: "kernel", and "adapter" too if wanted.
 
     References:
@@ -161,7 +161,7 @@ class OptimizerConfig:
         clip_norm: Global norm to which gradients are clipped; None does not clip.
         decay_roles: Roles of the parameters that have weight decay.
         selection_bias_rate: Change of the bias by which a router chooses experts, at each update:
-            up for experts with less than the mean load, down for those with more.
+            up for experts with less than the mean load, down for experts with more.
     """
 
     schedule: Schedule

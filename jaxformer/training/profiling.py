@@ -193,8 +193,8 @@ def _kernel_events(file: Path) -> Iterator[tuple[Any, str, Program, float]]:
 def _instructions(kernels: Mapping[Program, set[str]]) -> dict[Program, dict[str, tuple[str, str]]]:
     """Operation and op_name of the instructions of each program, by their identifiers.
 
-    Of the loaded programs with the name of a module, it is the newest of those that have most of
-    its kernels; for a kernel without a module, any. JAX lists the newest first.
+    Among the loaded programs with the name of a module, it is the program with most of the module's
+    kernels, the newest of several; for a kernel without a module, any. JAX lists the newest first.
     """
     names = {module for module, _ in kernels}
     tables: list[tuple[str, dict[str, tuple[str, str]]]] = [("", {})]
@@ -217,7 +217,7 @@ def _instructions(kernels: Mapping[Program, set[str]]) -> dict[Program, dict[str
 
 
 def _op_name(hlo: HloModule, instruction: HloInstruction) -> str:
-    """The name that JAX gave an operation; of a fusion without one, that of its last operation."""
+    """The name that JAX gave an operation; a fusion without one has its last operation's name."""
     fused = itertools.chain(
         *(reversed(hlo.computations[name]) for name in instruction.called_computations("calls"))
     )
@@ -226,7 +226,7 @@ def _op_name(hlo: HloModule, instruction: HloInstruction) -> str:
 
 
 def _identifier(name: str) -> str:
-    """Name of an instruction as that of its kernel on a GPU."""
+    """Name of an instruction, spelled as its kernel on a GPU is."""
     return re.sub(r"\W", "_", name)
 
 

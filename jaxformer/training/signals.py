@@ -67,7 +67,7 @@ def defer_signals() -> Iterator[DeferredSignals]:
     """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process.
 
     A signal whose `Interrupted` was lost counts too: Python ignores exceptions in callbacks of the
-    garbage collector, one of which JAX has.
+    garbage collector, and JAX has such a callback.
     """
     signals = DeferredSignals(_raised)
     with _install_handlers(signals.handle):

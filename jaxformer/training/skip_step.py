@@ -18,7 +18,7 @@ class SkipStepConfig:
 
     Attributes:
         max_norm_ratio: Skip updates whose gradient norm is above this multiple of the running mean;
-            None skips only those with a non-finite loss or norm, which are always skipped.
+            None skips only updates with a non-finite loss or norm, which are always skipped.
         warmup_updates: Number of updates before `max_norm_ratio` applies.
         max_consecutive_skips: Maximum number of consecutive skipped updates; one more ends the run.
     """

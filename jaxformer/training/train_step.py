@@ -187,8 +187,8 @@ def make_train_step(
 ) -> Any:
     """Build the jitted train step.
 
-    The optimizer works on global, sharded arrays, so norms and matrix updates are those of whole
-    gradients on every mesh, and elementwise rules need no communication.
+    The optimizer works on global, sharded arrays, so on every mesh norms and matrix updates use
+    whole gradients, and elementwise rules need no communication.
 
     Args:
         model: Applied with dropout; its mesh axes are set here.

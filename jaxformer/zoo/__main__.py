@@ -27,7 +27,7 @@ def main() -> None:
     one.add_argument("--markdown", action="store_true", help="the tables, for a README")
     axis_help = f"list which models made which choice: {', '.join(AXES)}"
     one.add_argument("--axis", help=axis_help)
-    coverage_help = "list the model types of a library, and what those lack that are not read"
+    coverage_help = "list the model types of a library, and what the unread types lack"
     one.add_argument("--coverage", choices=["transformers"], help=coverage_help)
     arguments = parser.parse_args()
     with readable_errors():
@@ -49,7 +49,7 @@ def describe_preset(name: str) -> str:
     """Describe one preset or JSON file: configuration, costs, and its rows of the tables.
 
     Raises:
-        ValueError: There is no such preset, or the file is not that of a configuration.
+        ValueError: There is no such preset, or the file has no configuration.
     """
     if name.endswith(".json"):
         config = c.from_json(c.TransformerConfig, Path(name).read_bytes())

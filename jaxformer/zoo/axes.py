@@ -57,7 +57,7 @@ class Model(NamedTuple):
 
     Attributes:
         name: Name of the row at whose size the lecture lists the model, or of a preset.
-        year: Year as listed; of a preset, that of the release.
+        year: Year as listed; of a preset, the year of the release.
         config: Configuration of the preset.
     """
 
@@ -70,7 +70,7 @@ def choices(axis: str) -> dict[str, tuple[Model, ...]]:
     """Return which models made which choice of an axis.
 
     They are the rows of the lecture's tables, the other presets of a row that choose otherwise, and
-    the presets in no row. Models without the axis, such as those without experts for "router", are
+    the presets in no row. Models without the axis, such as models without experts for "router", are
     left out.
 
     Args:

@@ -1,6 +1,6 @@
 """GPT-J, GPT-NeoX and Pythia: parallel branches, RoPE on a quarter of each head.
 
-Vocabularies are those of the released embeddings, padded beyond the tokenizer's 50,257 (GPT-J),
+Vocabularies are as large as the released embeddings, padded beyond the tokenizer's 50,257 (GPT-J),
 50,277 (GPT-NeoX) and 50,277 (Pythia).
 """
 

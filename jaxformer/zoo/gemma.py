@@ -110,7 +110,7 @@ def with_readers(
 
     Args:
         model: The model with local layers only.
-        period: Number of layers of which one is global.
+        period: Number of layers of a period; one of them is global.
         num_readers: Number of readers.
         widening: How many times as wide the feed-forward networks of readers are.
 

@@ -1,4 +1,4 @@
-"""GPT, GPT-2, GPT-3 and GPT-Neo; the last two alternate global and local attention layers.
+"""GPT to GPT-3, GPT-Neo: learned positions, biases; GPT-3 and GPT-Neo have a window in odd layers.
 
 GPT-3's weights were never released. Its paper states that dense and locally banded layers
 alternate, but neither their order nor the width of the band; here even layers are dense and odd

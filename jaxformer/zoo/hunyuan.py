@@ -1,4 +1,4 @@
-"""Hunyuan A13B and 3: QK-norm and many experts.
+"""Hunyuan A13B and 3: QK-norm, 64 or 192 experts and a shared one.
 
 The module of Hunyuan 3 that predicts a second token is left out.
 """

@@ -1,4 +1,4 @@
-"""LaMDA: sizes, relative positions and gated activation as published; the rest as in T5 v1.1."""
+"""LaMDA: a decoder with relative positions and GeGLU; unpublished details are as in T5 v1.1."""
 
 from jaxformer import config as c
 from jaxformer.zoo.sizes import like, sized

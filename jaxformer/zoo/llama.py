@@ -1,4 +1,4 @@
-"""LLaMA, Llama 2, 3 and 4, and other models of the same architecture, such as Marin.
+"""LLaMA to Llama 4, and equal models such as Marin: pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
 
 RoPE pairs the halves of a head, as in checkpoints of the transformers library; Meta's checkpoints
 pair neighbours, with queries and keys permuted accordingly. Those of Llama 4 pair neighbours.

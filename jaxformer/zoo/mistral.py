@@ -1,4 +1,4 @@
-"""Mistral 7B, whose version 0.1 has a 4096-token window, Mixtral, and Ministral 3 (text)."""
+"""Mistral 7B 0.1: a window of 4096 tokens; Mixtral: 8 experts; Ministral 3 (text): YaRN."""
 
 from jaxformer import config as c
 from jaxformer.zoo.llama import LLAMA
@@ -8,7 +8,7 @@ from jaxformer.zoo.sizes import GLU, like, sized
 # Jiang et al., Mistral 7B, 2023. arXiv:2310.06825, section 2
 MISTRAL = like(LLAMA, windows=(4096,))
 
-# As Llama, except: 8 experts in every layer, of which each token meets 2.
+# As Llama, except: 8 experts in every layer; each token meets 2.
 # Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2
 MIXTRAL = like(LLAMA, feed_forward=(c.MoE(expert=GLU, num_experts=8),))
 

@@ -18,7 +18,7 @@ class MixtureCells:
         routed: Experts that a router chooses from.
         active: Experts that it chooses for a token.
         shared: Experts that every token meets; a wider one counts as several.
-        ratio: Width of an expert as a fraction of that of a dense network. As released, it is a
+        ratio: Width of an expert as a fraction of a dense network's width. As released, it is a
             fraction of 4 * model_dim; the lecture mixes several dense networks.
     """
 

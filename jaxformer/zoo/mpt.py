@@ -1,4 +1,4 @@
-"""MPT: ALiBi, no biases at all."""
+"""MPT: ALiBi, and no biases at all, also in the LayerNorms."""
 
 from jaxformer import config as c
 from jaxformer.zoo.gpt import GPT_2

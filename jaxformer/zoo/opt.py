@@ -6,8 +6,8 @@ from jaxformer import config as c
 from jaxformer.zoo.gpt import GPT_2
 from jaxformer.zoo.sizes import like, sized
 
-# As GPT-2, except: ReLU, and 2 rows before those of the positions. The model of 350M has post-norm,
-# no final norm, and a narrower embedding.
+# As GPT-2, except: ReLU, and 2 rows before the rows of the positions. The model of 350M has
+# post-norm, no final norm, and a narrower embedding.
 # Zhang et al., OPT: Open Pre-trained Transformer Language Models, 2022. arXiv:2205.01068,
 # section 2.1
 OPT = like(

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2, Phi-3, Phi-3-small (another architecture) and Phi-4."""
+"""Phi 1 to 2: parallel blocks; Phi-3 and 4: Llama; Phi-3-small: block-sparse layers, muP scales."""
 
 from jaxformer import config as c
 from jaxformer.zoo.llama import LLAMA

@@ -1,6 +1,6 @@
 """Qwen to Qwen 2.5 (Llama with QKV biases), Qwen 3 (QK-norm instead of biases), Qwen 3 Next, 3.5.
 
-Vocabularies are those of the released embeddings, padded to 152,064, since version 3 to 151,936.
+Vocabularies are as large as the released embeddings, padded to 152,064, since version 3 to 151,936.
 Beyond its training length the first Qwen also scales RoPE and queries, which is not supported.
 """
 
@@ -18,8 +18,8 @@ QWEN = like(
     LLAMA, vocab_size=152_064, positions=(c.Rope(base=1e6),), biases=QKV, norm=c.RMSNorm(eps=1e-6)
 )
 
-# As Qwen, except: 60 small experts, of which each token meets 4, and one of four times their width
-# with a gate.
+# As Qwen, except: 60 small experts, 4 for each token, and one of four times their width with a
+# gate.
 # Qwen team, Qwen1.5-MoE: Matching 7B Model Performance with 1/3 Activated Parameters, 2024
 SHARED = c.SharedExpert(expert=c.GLU(hidden_dim=4), gated=True)
 QWEN_1_5_EXPERTS = c.MoE(
@@ -28,7 +28,7 @@ QWEN_1_5_EXPERTS = c.MoE(
 QWEN_1_5_MOE = like(QWEN, vocab_size=151_936, feed_forward=(QWEN_1_5_EXPERTS,))
 
 # As Qwen, except: QK-norm in place of biases; heads of 128 whatever the width; tied up to 4B. The
-# mixtures have 128 experts in every layer, of which each token meets 8.
+# mixtures have 128 experts in every layer; each token meets 8.
 # Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, tables 1 and 2
 QWEN_3 = like(QWEN, vocab_size=151_936, biases=(), qk_norm=c.QKNorm())
 QWEN_3_MOE = like(QWEN_3, feed_forward=(c.MoE(expert=GLU, num_experts=128, top_k=8),))

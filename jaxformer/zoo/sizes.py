@@ -113,9 +113,9 @@ def sized(
         **sizes: `vocab` ids; `heads`; `kv` heads of keys and values, by default as many, and
             `global_kv` where keys are values too; `value_heads` of linear attention; `head_dim`
             features, by default model_dim / heads; `base` of RoPE; `scale` of the scores; `hidden`
-            features, by default 4 * model_dim; `dense` layers before those with `experts`, of which
-            each token meets `top_k` with `expert_dim` features, by default `hidden`; `eps` of
-            RMSNorm; whether the head is `tied`, and the `multiplier` of its logits.
+            features, by default 4 * model_dim; `dense` layers before the layers with `experts`;
+            each token meets `top_k` experts with `expert_dim` features, by default `hidden`; `eps`
+            of RMSNorm; whether the head is `tied`, and the `multiplier` of its logits.
 
     Returns:
         The model.

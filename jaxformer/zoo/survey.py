@@ -15,7 +15,7 @@ def survey(*, edition: int = 2026) -> tuple[SurveyRow, ...]:
     """Return the survey's rows: as listed, as released, preset, differences and reasons.
 
     Args:
-        edition: Edition of the lecture: that of 2025 has 38 rows, that of 2026 adds 7 to them.
+        edition: Edition of the lecture: 2025 has 38 rows, 2026 adds 7 to them.
 
     Returns:
         The rows, first the transformer of 2017.

@@ -50,7 +50,7 @@ class SurveyCells:
     tricks: tuple[TrickCell, ...] = ()
 
 
-# Cells that replace blank ones in a configuration as listed: those of GPT-3, a plain decoder.
+# Cells that replace blank ones in a configuration as listed: GPT-3's cells, a plain decoder.
 BLANK_DEFAULTS = SurveyCells(
     norm="LayerNorm", block="Serial", pre_norm=True, position="Absolute", activation="GeLU"
 )
@@ -61,7 +61,7 @@ def cells_from_config(config: c.TransformerConfig, *, edition: int = 2025) -> Su
 
     Args:
         config: The configuration.
-        edition: Edition of the lecture. That of 2026 calls RoPE in layers with and without a
+        edition: Edition of the lecture. The edition of 2026 calls RoPE in layers with and without a
             window "Hybrid (SWA+Full)".
     """
     tricks: list[TrickCell] = []

@@ -43,7 +43,7 @@ class TableRow:
 class SurveyRow(TableRow):
     """One model: as listed, as released, and why the two differ.
 
-    Rows 1 to 38 are in the edition of 2025; 2026 adds those from 39 on.
+    Rows 1 to 38 are in the edition of 2025; 2026 adds the rows from 39 on.
 
     Attributes:
         edition: First edition of the lecture that lists the model.
@@ -83,7 +83,7 @@ class SurveyRow(TableRow):
     def as_listed(self) -> c.TransformerConfig:
         """Build a small configuration exactly as the lecture lists the row.
 
-        Blank cells become those of GPT-3 (`survey_cells.BLANK_DEFAULTS`); all cells of GPT-4 and
+        Blank cells become GPT-3's cells (`survey_cells.BLANK_DEFAULTS`); all cells of GPT-4 and
         Anthropic LM are blank. Z-loss is not part of the model: train with
         `Objective(z_loss=row.z_loss)`. `survey_cells.config_from_cells` describes the properties
         without a column.

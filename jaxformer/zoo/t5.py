@@ -1,6 +1,6 @@
 """T5, T5 v1.1 and mT5: encoder-decoder with relative position biases and no other biases.
 
-Vocabularies are those of the released embeddings, padded beyond the tokenizer's 32,100 (T5) and
+Vocabularies are as large as the released embeddings, padded beyond the tokenizer's 32,100 (T5) and
 250,100 (mT5).
 """
 

@@ -1,4 +1,4 @@
-"""The original Transformer (Vaswani et al., 2017), for translation.
+"""The original Transformer (2017) for translation: encoder-decoder, post-norm, sinusoids, ReLU.
 
 All projections have biases, as in most implementations; in tensor2tensor, queries, keys and values
 had none. The vocabulary is the English-German one, "about 37000" byte pairs.

@@ -6,7 +6,7 @@ from jaxformer import config as c
 from jaxformer.zoo.gpt import GPT_2
 from jaxformer.zoo.sizes import DEPTH, WIDTH, like, sized
 
-# As GPT-2, except: GELU itself, a scaled embedding, sinusoids, of which the first two are left out.
+# As GPT-2, except: GELU itself, a scaled embedding, and sinusoids without the first two.
 # Lin et al., Few-shot Learning with Multilingual Language Models, 2021. arXiv:2112.10668,
 # section 2.2
 XGLM = like(

@@ -37,7 +37,7 @@ def test_no_text_is_outside():
     assert 7 * longest <= choices.LABEL_WIDTH
 
 
-def test_it_speaks_as_the_field_does():
+def test_the_picture_uses_terms_of_the_field():
     """No text is a name of code or of a flag, but words with capitals in them."""
     words = {"RoPE", "LayerNorm", "RMSNorm", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "ReLU", "ALiBi"}
     words |= {"xIELU", "QK-norm", "pre-norm", "post-norm", "feed-forward", "Transformer-XL"}

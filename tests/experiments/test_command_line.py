@@ -176,7 +176,7 @@ def test_the_name_of_an_option_without_needed_fields_is_enough(capsys):
         ("--steps.more", "Pass --steps as one value, as in --steps 600"),
     ],
 )
-def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
+def test_a_flag_that_an_option_lacks_names_its_flags(capsys, flag, message):
     output = refusal(capsys, flag, "3e-4")
     assert (
         output.startswith(f"error: There is no flag {flag.removesuffix('=3')}.")
@@ -468,7 +468,7 @@ def test_a_reader_that_leaves_ends_the_process_in_silence(goes_on, status, capfd
     assert "pipe" not in capfd.readouterr().err
 
 
-def test_another_pipe_that_breaks_is_said(capsys):
+def test_a_broken_pipe_other_than_standard_output_is_reported(capsys):
     with pytest.raises(SystemExit) as ended, readable_errors():
         raise BrokenPipeError("The store has hung up.")
     assert ended.value.code == 1 and "The store has hung up." in capsys.readouterr().err

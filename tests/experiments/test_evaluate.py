@@ -99,7 +99,7 @@ def test_contexts_beyond_those_of_the_model_are_named(folder, tmp_path, capsys):
         assert capsys.readouterr().err.startswith(warning) == is_named
 
 
-def test_of_instructions_the_answers_are_measured(folder):
+def test_only_the_answers_of_instructions_are_measured(folder):
     model = load_model(folder)
     end, encode = model.tokenizer.end_of_text, model.tokenizer.encode
     prompt = encode("what? ").tolist()
@@ -222,7 +222,7 @@ def test_the_command_names_the_folder_and_a_text_by_its_path(folder):
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
-def test_tasks_that_there_are_not_are_said_before_the_model_is_read(folder, monkeypatch):
+def test_unknown_tasks_are_refused_before_the_model_is_read(folder, monkeypatch):
     pytest.importorskip("lm_eval", reason="pip install 'jaxformer[eval]'")
     monkeypatch.setattr(evaluator, "load_model", pytest.fail)
     for fields, message in (

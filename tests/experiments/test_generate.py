@@ -199,7 +199,7 @@ def test_an_unknown_step_is_refused_with_those_there_are(folder):
         text(folder, step=7)
 
 
-def test_what_is_ignored_of_a_config_is_no_runs(folder):
+def test_ignore_is_refused_for_a_run(folder):
     with pytest.raises(ValueError, match="--ignore is for a Hugging Face folder; .*/out is a run"):
         text(folder, ignore=("my_note",))
 
@@ -562,7 +562,7 @@ def test_an_output_is_whole_or_as_it_was(folder, tmp_path, monkeypatch):
         continued(tmp_path, prompts, tmp_path)
 
 
-def test_a_device_is_written_as_it_is(tmp_path):
+def test_an_output_pipe_stays_a_pipe(tmp_path):
     """And stays what it is, as /dev/stdout must."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -595,7 +595,7 @@ def test_an_assistant_answers_one_prompt(assistant, capsys):
     assert capsys.readouterr().out == f"{sanitize_text(answer, sys.stdout)}\n"
 
 
-def test_who_has_no_template_does_not_talk(folder):
+def test_chat_needs_a_chat_template(folder):
     with pytest.raises(ValueError, match=r"out has no chat template: .*--chat-template chatml"):
         generate.main(generate.Generate(checkpoint=folder, chat=True))
     with pytest.raises(ValueError, match=r"--chat-template needs --chat\."):

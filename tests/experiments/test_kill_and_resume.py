@@ -182,7 +182,7 @@ def test_other_signals_interrupt_too(place, number):
 
 
 @pytest.mark.slow
-def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
+def test_a_run_killed_during_its_last_evaluation_repeats_it(place):
     shutil.copytree(place / "whole", place / "late")
     metrics = place / "late" / "metrics.jsonl"
     *lines, last = metrics.read_text().splitlines(keepends=True)

@@ -57,7 +57,7 @@ def test_a_holder_that_was_killed_holds_nothing(holder, tmp_path):
         assert (tmp_path / "run" / ".lock").read_text().startswith(f"{os.getpid()} on ")
 
 
-def test_a_folder_into_which_nothing_came_goes(tmp_path):
+def test_an_empty_output_folder_is_removed(tmp_path):
     with lock_folder(tmp_path / "mine"), lock_folder(tmp_path / "ours"):
         (tmp_path / "ours" / "result").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

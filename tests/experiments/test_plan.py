@@ -129,7 +129,7 @@ def test_the_smallest_mesh_with_room():
     assert not plan(LLAMA, half, H100, Workload()).fits
 
 
-def test_of_meshes_as_large_that_of_the_least_tensor_and_the_most_fsdp():
+def test_the_smallest_mesh_prefers_fsdp_to_tensor():
     assert smallest_fitting_mesh(LLAMA, H100, Workload(), devices=64) == dict(
         data=1, fsdp=64, tensor=1
     )
@@ -184,7 +184,7 @@ def test_adapters_are_named_where_they_fit_alone_or_with_fewer_devices():
 
 
 @pytest.mark.slow
-def test_where_no_one_change_suffices():
+def test_several_changes_are_proposed_where_one_does_not_suffice():
     result = plan(LLAMA, dict(fsdp=16), H100, Workload(batch_size=64, remat="none"))
     text = tables.format_plan("llama-2-70b", LLAMA, result)
     assert "does not fit into 90% of it" in text and USABLE_MEMORY_FRACTION == 0.9
@@ -256,7 +256,7 @@ def test_other_chips_kinds_and_sources(capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_said(arguments, message, capsys):
+def test_wrong_flags_are_refused_with_a_message(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(list(arguments))
     out, err = capsys.readouterr()

@@ -57,7 +57,7 @@ def test_how_likely_a_rank_correlation_is_by_chance():
     assert rank_p_value([1, 2, 3, 4], [2, 4, 1, 3]) == pytest.approx(1.0)
 
 
-def test_a_seed_that_came_to_nothing_shows():
+def test_a_seed_without_a_finite_loss_makes_the_estimate_nan():
     assert math.isnan(estimate([1.0, math.nan]).mean)
     assert math.isnan(paired_difference([1.0, 2.0], [1.0, math.inf]).half_width)
 

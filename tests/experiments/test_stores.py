@@ -98,7 +98,7 @@ def test_a_model_in_a_store_that_does_not_answer_is_refused():
         load_model(Path("shut://b/run"))
 
 
-def test_what_goes_to_a_folder_of_this_machine_goes_to_no_store(tmp_path, monkeypatch):
+def test_outputs_that_need_a_local_folder_refuse_a_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = "^gs://bucket/run is in an object store; pass a local folder instead.$"
     with pytest.raises(ValueError, match=message), lock_folder(Path("gs://bucket/run")):

@@ -181,7 +181,7 @@ def mixed_by_hand(x, routing, kernels, *, devices, room):
 
 @pytest.mark.parametrize("room, rows", [(1.0, 3), (1.4, 5), (4.0, 12), (9.0, 12)])
 @pytest.mark.slow
-def test_room_on_the_way_to_experts(room, rows):
+def test_tokens_over_the_expert_capacity_are_dropped(room, rows):
     """Of 12 choices a device, to four devices with two experts each; gradients are those of what
     found room."""
     x, kernels = draw(8, 3, 5), draw(8, 5, 5, seed=1)

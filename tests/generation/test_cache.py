@@ -213,7 +213,7 @@ def test_padding_takes_no_room():
 
 @pytest.mark.parametrize("name", ["ring", "shared", "latent"])
 @pytest.mark.slow(but=["ring"])
-def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
+def test_kernels_without_positions_read_a_prompt(name, monkeypatch):
     """As kernels do: padding stands behind, where no real token looks; the cache goes on."""
     config, attend = IN_PARTS[name], F.dot_product_attention
 
@@ -235,14 +235,14 @@ def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
     np.testing.assert_allclose(following[1, 0], whole[1, 2], atol=1e-5 * np.abs(whole).max())
 
 
-def test_a_cache_that_is_not_fresh_is_not_called_so():
+def test_cache_is_empty_is_refused_for_a_filled_cache():
     params, model = random_params(BASE), Transformer(BASE)
     _, cache = jitted_forward(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
     with pytest.raises(ValueError, match="needs an empty cache; a row of this one has 4 tokens"):
         model.apply({"params": params}, TOKENS[:, 4:], cache=cache, cache_is_empty=True)
 
 
-def test_windows_alone_never_fill():
+def test_a_cache_of_windows_alone_is_never_full():
     check(of(windows=(WINDOW,)), (LENGTH,), room=4)
 
 

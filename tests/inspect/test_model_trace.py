@@ -68,7 +68,7 @@ def test_an_encoder_decoder_shows_both_stacks(build):
     assert set(seen.decoder.branches) == {"attention", "cross_attention", "feed_forward"}
 
 
-def test_nothing_is_said_unasked(build):
+def test_nothing_is_sown_unless_asked(build):
     config, params, tokens, _ = build()
     model = Transformer(config)
     assert set(jax.eval_shape(model.init, jax.random.key(0), tokens)) == {"params"}

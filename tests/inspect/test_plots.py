@@ -48,7 +48,7 @@ def test_a_learned_table_is_shown_from_its_offset(build):
 
 def test_a_model_that_adds_no_positions_says_what_it_has(build):
     config, params, *_ = build()
-    with pytest.raises(ValueError, match=r"adds no positions; those of attention are \(Rope"):
+    with pytest.raises(ValueError, match=r"adds no positions; the attention layers have \(Rope"):
         inspect.position_embeddings(config, params, 9)
 
 

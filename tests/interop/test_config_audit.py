@@ -117,7 +117,7 @@ def test_what_released_files_say_twice(kind, name, good, bad):
         build_config(family, {**values, name: bad}, where="here")
 
 
-def test_slopes_that_transformers_rounds_need_a_word():
+def test_rounded_alibi_slopes_are_loaded_only_with_ignore():
     fields = {"alibi": True, "num_attention_heads": 12}
     fields |= {"intermediate_size": None, "num_key_value_heads": None}
     with pytest.raises(ValueError, match=r"slopes of 12 heads .*ignore=\('alibi',\) to load it"):

@@ -170,7 +170,7 @@ def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
     )
     for i in (2, 3):
         (folder / shard(i)).unlink()
-    assert refused(folder, rf"names 5 shards, of which 2 are absent: {shard(2)}, {shard(3)}\.$")
+    assert refused(folder, rf"names 5 shards, but 2 are absent: {shard(2)}, {shard(3)}\.$")
     index_json = json.loads(index.read_text())
     weight_map = {k: v for k, v in index_json["weight_map"].items() if (folder / v).exists()}
     index.write_text(json.dumps({"weight_map": weight_map | {"a": shard(1), "b": shard(4)}}))

@@ -64,7 +64,7 @@ def test_a_model_is_overwritten_only_by_word_and_whole(tmp_path, loaded, monkeyp
         (1e5, jnp.float16, r"weight: 1 of 12 values are too large for float16; pass a wider dtype"),
     ],
 )
-def test_what_training_broke_is_not_handed_on(tmp_path, loaded, value, dtype, message):
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, loaded, value, dtype, message):
     config, params = loaded
     scale = np.array(params["decoder"]["final_norm"]["scale"])
     scale[3] = value
@@ -180,7 +180,7 @@ def test_dropout_is_no_part_of_a_folder(loaded):
         choose_family(plain, {})
 
 
-def test_the_same_said_at_length(loaded):
+def test_equal_configurations_have_the_same_family(loaded):
     """Patterns that repeat themselves and scales that are the default are no differences."""
     attention = loaded.config.attention
     attention = replace(

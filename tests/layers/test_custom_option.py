@@ -236,7 +236,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("declared, message", DECLARED.values(), ids=DECLARED)
-def test_what_is_learned_is_looked_at_whoever_asks(declared, message):
+def test_parameters_of_custom_options_are_always_checked(declared, message):
     @dataclass(frozen=True, kw_only=True)
     class Mine(options.FeedForward):
         def parameters(self, model_dim):

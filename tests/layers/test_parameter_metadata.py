@@ -58,14 +58,14 @@ TAKING = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_what_is_otherwise_is_named(other):
+def test_parameters_of_another_model_are_named(other):
     config, message = OTHERS[other]
     with pytest.raises(ValueError, match=message):
         check_parameters(BASE, random_params(config))
     assert check_parameters(config, random_params(config)) is None
 
 
-def test_what_is_left_over_is_named_and_of_much_a_part():
+def test_surplus_parameters_are_named_the_first_of_many():
     with pytest.raises(
         ValueError, match=f"^1 parameter .*: {GATE} is not a parameter of the model.$"
     ):
@@ -83,7 +83,7 @@ def test_what_is_left_over_is_named_and_of_much_a_part():
 
 
 @pytest.mark.parametrize("taking", TAKING)
-def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
+def test_every_function_of_parameters_checks_them(taking, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         ValueError, match=f"^1 parameter .*: {GATE} is not a parameter of the model\\."

@@ -233,7 +233,7 @@ def test_powers_of_any_orthogonal_matrix_are_relative_and_are_rotations(seed, m,
 PUBLISHED = {"".join(s.targets): s.published_loss for s in SETTINGS}
 
 
-def test_relative_is_not_what_ranks_the_published_losses():
+def test_published_losses_do_not_follow_relativity():
     """inventory rows 71, 72: VO-RoPE lies between NoPE and QK-RoPE, and turning all four gives
     nothing more. What our layer finds relative is not what lies ahead: K and QKV, which are
     absolute, are before NoPE, which is relative. (Our own losses: `experiments.rope_placement`.)"""

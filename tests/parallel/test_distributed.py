@@ -72,7 +72,7 @@ def test_a_coordinator_may_have_an_address_of_ipv6():
     )
 
 
-def test_hosts_that_know_each_other_need_no_words():
+def test_a_cluster_that_is_detected_needs_no_address():
     assert DistributedConfig().coordinator_address is None
     assert (
         DistributedConfig(
@@ -154,7 +154,7 @@ def test_process_0_whose_port_is_taken_says_so(port):
     assert re.match(rf"Process 0 of 3 cannot listen at localhost:{port}: .* in use", message)
 
 
-def test_a_stranger_at_the_port_is_no_process(port):
+def test_foreign_requests_at_the_port_are_no_processes(port):
     def bother():
         for request in (b"GET / HTTP/1.1", b"7"):
             with socket.create_connection(("localhost", port), timeout=1) as connection:

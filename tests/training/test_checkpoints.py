@@ -436,7 +436,7 @@ def test_a_step_that_is_no_whole_number_is_refused(step, tmp_path):
     assert Checkpoints(tmp_path / "inside" / "deep").all_steps() == [3]
 
 
-def test_what_is_of_others_is_left_alone(copied):
+def test_foreign_files_and_folders_are_left_alone(copied):
     for name in ("007", "theirs", "8.damaged"):
         (copied / name).mkdir()
     (copied / "notes.txt").write_text("theirs")

@@ -21,7 +21,7 @@ class AttentionDefaults:
         query_scaling: How queries grow with the position, if they do.
         output_gate: Gate on the outputs of the heads, if there is one.
         sub_norm: Norm of what the output projection reads, if there is one.
-        cross_layer_kv: Whether keys and values are those of an earlier layer.
+        cross_layer_kv: Whether an earlier layer provides the keys and values.
         depends_on_depth: Whether it reads the number of its layer.
     """
 
@@ -86,7 +86,7 @@ class RecurrentDefaults(AttentionDefaults):
     def attention_flops(
         self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
     ) -> int:
-        """FLOPs of one layer: those for the queries, which read no keys."""
+        """FLOPs of one layer for its queries; they read no keys."""
         return self.flops(model_dim, query_length)
 
 

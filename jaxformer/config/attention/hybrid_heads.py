@@ -36,8 +36,8 @@ class HybridHeads(SideBySide):
 
         y = sum over i of kinds[i](x)
 
-    At most one of them has a cache slot per token, such as softmax attention; the states of the
-    others have a constant size. What a layer has once, such as its window, is that of this one.
+    At most one kind has a cache slot per token, such as softmax attention; the states of the
+    others have a constant size. This kind also has what a layer has once, such as its window.
 
     Attributes:
         kinds: The attention kinds, two or more.

@@ -1,4 +1,4 @@
-"""`Latent`: multi-head latent attention (MLA)."""
+"""`Latent`: multi-head latent attention (MLA), which caches one latent and one key per token."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -44,7 +44,7 @@ class Latent(AttentionDefaults):
             queries for it.
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
-            multiplies that by the square of `yarn_attention_factor`.
+            multiplies this scale by the square of `yarn_attention_factor`.
         norm: Norm of the latents.
         query_scaling: Factor of whole queries by position, as in `MultiHead`.
         biases: Projections with a bias.

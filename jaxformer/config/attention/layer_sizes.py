@@ -61,7 +61,7 @@ class CacheShape(NamedTuple):
     """Sizes of a layer's cache.
 
     Attributes:
-        batch: Leading axes: layers, if several are stacked, and those of the batch.
+        batch: Leading axes: layers, if several are stacked, and then the batch axes.
         num_slots: Tokens that it holds.
         dtype: Of keys and values.
         tensor_parallel_size: Devices over which heads are sharded; if they do not divide the

@@ -87,9 +87,8 @@ class GatedNorm:
 
     Attributes:
         norm: The norm; None is none.
-        over: Vectors that are normalised: the features of a head, with one scale for all heads;
-            those of all heads that share a key head, each with a scale of its own; or those of all
-            heads together.
+        over: Features that are normalised together: one head, with one scale for all heads; all
+            heads that share a key head, each with a scale of its own; or all heads.
         activation: Of the projection; None is no gate.
         placement: Of the gate, before or after the norm.
         rank: Width between two projections in place of W; None is one projection.
@@ -140,7 +139,7 @@ class LinearAttention(RecurrentDefaults):
         skip: Whether values times a number per head are added to the output.
         convolution_width: Tokens of the convolutions of queries, keys and values; None is none.
         output: Norm and gate of the output.
-        biases: Layers with a bias; "in" are all projections of the token, but those of a rank.
+        biases: Layers with a bias; "in" are all projections of the token except low-rank ones.
 
     References:
         Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024.

@@ -1,4 +1,4 @@
-"""`MultiHead`: multi-head, grouped-query and multi-query attention."""
+"""`MultiHead`: multi-head, grouped-query and multi-query attention by the number of KV heads."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -42,10 +42,10 @@ class MultiHead(GroupedHeads):
             zero, so that its weights sum to less than 1.
         output_gate: Gate on the outputs of the heads, before the output projection.
         sub_norm: Norm of all gated heads together, before the output projection (sub-LN, BitNet).
-        cross_layer_kv: Whether keys and values are those of the last layer before it that has the
-            same window and projections of its own, so that this layer caches nothing (KV sharing,
-            cross-layer attention). That layer is one of `TransformerConfig.first_layers`, or
-            stands in the same repetition of the pattern.
+        cross_layer_kv: Whether this layer reads the keys and values of the last layer before it
+            that has the same window and projections of its own. This layer then caches nothing (KV
+            sharing, cross-layer attention). The layer that it reads is one of
+            `TransformerConfig.first_layers`, or stands in the same repetition of the pattern.
 
     References:
         Brandon et al., Reducing Transformer Key-Value Cache Size with Cross-Layer Attention, 2024.
@@ -106,7 +106,7 @@ class MultiHead(GroupedHeads):
         return None if self.cross_layer_kv else ("query", "key", "value")
 
     def empty_layer_cache(self, shape: CacheShape) -> Any:
-        """Return the empty cache of one layer; without arrays if it reads those of another."""
+        """Return the empty cache of one layer; without arrays if it reads another layer's cache."""
         return () if self.cross_layer_kv else super().empty_layer_cache(shape)
 
     def tiny(self) -> "MultiHead":

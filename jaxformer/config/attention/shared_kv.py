@@ -1,4 +1,4 @@
-"""`SharedKV`: attention with one projection for key and value."""
+"""`SharedKV`: attention with one projection for key and value, cached once per token."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +37,7 @@ class SharedKV(GroupedHeads):
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
-        value_norm: Norm of each head's values, in place of `qk_norm`; None gives them that of keys.
+        value_norm: Norm of each head's values, in place of `qk_norm`; None means the keys' norm.
         biases: Projections with a bias.
         output_gate: As in `MultiHead`; it follows the rotation of the outputs.
 

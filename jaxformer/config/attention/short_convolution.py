@@ -1,4 +1,4 @@
-"""`ShortConvolution`: a gated causal convolution in place of attention."""
+"""`ShortConvolution`: a gated causal convolution of a few tokens in place of attention."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

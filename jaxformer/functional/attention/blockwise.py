@@ -136,8 +136,8 @@ def to_head_groups(
 ) -> HeadGroup:
     """Split arrays into one `HeadGroup` per sequence and KV head, padded to whole blocks.
 
-    All arrays differ between devices along the same axes, so that loops carry one type: those of
-    `extra_axes`, and those along which any of them does.
+    All arrays vary over the same mesh axes, so that loops carry one type: over `extra_axes`, and
+    over each axis over which any of the arrays varies.
     """
     *batch, T, N, H = query.shape
     S, K = key.shape[-3:-1]
@@ -168,7 +168,7 @@ def to_head_groups(
 def split_sinks(
     sinks: Float[Array, " N"] | None, groups: HeadGroup, num_kv_heads: int
 ) -> Float[Array, "U G"] | None:
-    """Split sinks into those of each `HeadGroup`, varying over the same mesh axes."""
+    """Split sinks by `HeadGroup`, varying over the same mesh axes."""
     if sinks is None:
         return None
     by_group = finite_sinks(sinks).reshape(num_kv_heads, -1)

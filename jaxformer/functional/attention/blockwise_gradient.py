@@ -28,7 +28,7 @@ from jaxformer.functional.matmul_precision import float32_matmul_operands
 class Gradients(NamedTuple):
     """Gradients of query, key, value and bias parameters.
 
-    Those of keys and values are transposed, so that no tile of scores needs a transpose.
+    The gradients of keys and values are transposed, so that no tile of scores needs a transpose.
     """
 
     query: Float32[Array, "G T H"]
@@ -43,7 +43,7 @@ class OutputGradient(NamedTuple):
     Attributes:
         d_output: Cotangent of the output.
         lse: Log of the softmax denominator.
-        delta: Sum of cotangent times output, equal to that of weights times their cotangents.
+        delta: Sum of cotangent times output; it equals the sum of weights times their cotangents.
     """
 
     d_output: Float[Array, "G T Hv"]

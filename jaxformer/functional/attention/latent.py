@@ -56,7 +56,7 @@ def absorb_query(
         y[t, n] = [key_kernel[:, n] @ query[t, n, :P], query[t, n, P:]]
 
     so that y[t, n] @ [latent[s], rotary_key[s]] = query[t, n] @ key[s, n] of `expand_latent`. The
-    scale of the scores stays that of `query`, ``Q ** -0.5``.
+    scale of the scores stays ``Q ** -0.5``, for the width of `query`.
 
     Args:
         query: Queries for expanded keys; the features after the first P score the rotary key.

@@ -50,8 +50,8 @@ class MaskRule:
                 raise ValueError(f"MaskRule.{name} must be at least 1; got {number}.")
         if self.lookahead < 0 or (self.lookahead and self.window is None):
             raise ValueError(
-                "MaskRule.lookahead is a number of keys after the query, beside a window of those "
-                f"before; got lookahead={self.lookahead} and window={self.window}."
+                "MaskRule.lookahead is a number of keys after the query, beside a window of keys "
+                f"before it; got lookahead={self.lookahead} and window={self.window}."
             )
 
 

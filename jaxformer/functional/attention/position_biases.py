@@ -36,7 +36,7 @@ def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
         >>> from jaxformer import functional as F
         >>> F.alibi_slopes(4)
         Array([0.25      , 0.0625    , 0.015625  , 0.00390625], dtype=float32)
-        >>> F.alibi_slopes(6)  # the last two stand between those of a larger power of two
+        >>> F.alibi_slopes(6)  # the last two stand between the slopes of a larger power of two
         Array([0.25      , 0.0625    , 0.015625  , 0.00390625, 0.5       ,
                0.125     ], dtype=float32)
 

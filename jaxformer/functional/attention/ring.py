@@ -190,7 +190,7 @@ def _ring_payload(options: RingOptions, groups: HeadGroup) -> Any:
 def _with_remote_keys(
     options: RingOptions, groups: HeadGroup, key_positions: Any, payload: Any, owner: Int[Array, ""]
 ) -> HeadGroup:
-    """Replace keys, values and key positions of the `HeadGroup`s by those of another device."""
+    """Give the `HeadGroup`s the keys, values and key positions of another device."""
     key, value = payload
     groups = groups._replace(key=key, value=key if options.key_is_value else value)
     heads = options.num_kv_heads

@@ -1,4 +1,4 @@
-"""The text model of Aria: Llama with experts, of which some are shared."""
+"""The text model of Aria: Llama with experts; some experts are shared."""
 
 from dataclasses import replace
 

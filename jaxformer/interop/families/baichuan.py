@@ -29,7 +29,6 @@ class RopeOrAlibi(RopeField):
     """RoPE where ``max_position_embeddings`` is, else ALiBi."""
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or ALiBi."""
         has_rope = "max_position_embeddings" in reader.values
         return (self.read_rope(reader) if has_rope else c.Alibi(),)
 

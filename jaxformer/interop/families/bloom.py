@@ -38,11 +38,11 @@ def _either(other: str) -> Callable[[ConfigReader, str, Any], int]:
 
 
 def zero_is_none(reader: ConfigReader, name: str, default: Any) -> float | None:
-    """Read a number, of which 0 is None."""
+    """Read a number; 0 means None."""
     return reader.optional_number(name) or None
 
 
-# What released files say of ALiBi and the like, and transformers takes for granted.
+# Fields of released files, such as of ALiBi, that transformers takes for granted.
 MPT_ATTENTION = {
     "alibi": True,
     "alibi_bias_max": 8,

@@ -35,7 +35,7 @@ DENSE_EVERY = "prefix_dense_sliding_window_pattern"  # dense layers without a wi
 
 
 def windows_after_dense(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
-    """All layers but every n-th, where the first ones have another n than those after them."""
+    """All layers but every n-th; the first layers have another n than the layers after them."""
     first = reader.integer("first_k_dense_replace", 0)  # whatever mlp_layer_types says
     dense_every = reader.positive_integer(DENSE_EVERY, 1)
     every = reader.positive_integer("sliding_window_pattern", 4)
@@ -53,7 +53,6 @@ class RopeOfWindowsOrDense(RopeField):
     """RoPE in the layers with a window, and in the dense ones where none of these has one."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """RoPE or nothing."""
         rope, windows = self.read_rope(reader), options["attention.windows"]
         other_fields = {name: x for name, x in reader.values.items() if name != "rope_scaling"}
         if rope != self.read_rope(ConfigReader(other_fields)):
@@ -75,10 +74,9 @@ class RopeOrNone:
     """RoPE of each kind of layer, or no positions where its object is null."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The positions of each layer."""
         sections, windows = reader.part("rope_parameters"), options["attention.windows"]
         length, ropes = reader.positive_integer("max_position_embeddings", 8192), {}
-        # A base for all beside those of each kind is without effect, as are parts for images.
+        # A base for all kinds beside a base for each is without effect, as are parts for images.
         Unused("rope_theta", "rope_type").read(sections, options)
         for kind, sliding in WINDOW_TYPES.words.items():
             section = sections.section(kind)
@@ -90,7 +88,6 @@ class RopeOrNone:
         return {"attention.positions": tuple(ropes.get(x is not None) for x in windows)}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The objects."""
         ropes = {layer.window is not None: layer.rope for layer in model.layers}
         written = {
             kind: write_rope_section(rope)
@@ -111,7 +108,6 @@ class LayerNormOrRms:
     """An RMSNorm where the file has an eps of one, else LayerNorm."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The norm."""
         eps = reader.number("layer_norm_eps", 1e-5)
         rms_eps = reader.optional_number("rms_norm_eps")
         if rms_eps is None:
@@ -119,7 +115,6 @@ class LayerNormOrRms:
         return {"norm": c.RMSNorm(eps=rms_eps)}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """Its eps."""
         rms_eps = model.norm.eps if isinstance(model.norm, c.RMSNorm) else None
         return {"layer_norm_eps": model.norm.eps, "rms_norm_eps": rms_eps}
 
@@ -128,7 +123,6 @@ class LayerTypes:
     """Dense layers first, by a word for each layer, or in some files by their number."""
 
     def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
-        """Whether each layer has experts."""
         return DENSE_FIRST.read(reader, num_layers)
 
     def write(self, is_sparse: list[bool]) -> Options | None:
@@ -138,7 +132,7 @@ class LayerTypes:
 
 
 def dense_width(reader: ConfigReader, name: str, default: Any) -> int:
-    """Read the width of the dense layers, by default that of an expert."""
+    """Read the width of the dense layers, by default an expert's width."""
     return reader.integer(name, reader.integer("intermediate_size"))
 
 

@@ -27,7 +27,6 @@ class DbrxRope(RopeField):
     """RoPE, whose base released files have in ``attn_config``."""
 
     def read_rope(self, reader: ConfigReader) -> c.Rope:
-        """RoPE of the whole config.json."""
         return read_rope_section(
             reader.part("rope_parameters"),
             base=reader.part("attn_config").number("rope_theta", self.base),

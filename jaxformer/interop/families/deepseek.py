@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and their kin: multi-head latent attention and experts in a Llama block.
+"""DeepSeek V2, V3 and similar models: multi-head latent attention and experts in a Llama block.
 
 Modules that predict further tokens are left out.
 """
@@ -58,7 +58,7 @@ LATENT_RULES = (
 
 
 def one_key_per_head(reader: ConfigReader, name: str, default: int) -> int:
-    """Read the number of KV heads, which is that of heads."""
+    """Read the number of KV heads, which equals the number of heads."""
     reason = "latent attention has a key and a value for each head"
     reader.require_value(name, default, reason=reason)
     return default
@@ -68,14 +68,12 @@ class LatentBiases(Field):
     """A field that says whether all projections to and from latents have biases, and the output."""
 
     def read_value(self, reader: ConfigReader, options: Options) -> Any:
-        """The projections with biases."""
         if not super().read_value(reader, options):
             return ()
         has_latent_query = options["attention.query_latent_dim"] is not None
         return ("latent", "rotary_key", "out", *(("query_latent",) if has_latent_query else ()))
 
     def write_value(self, value: Any) -> bool:
-        """Whether the output has a bias."""
         return "out" in value
 
 
@@ -135,7 +133,6 @@ class LatentRope(RopeField):
     has_width: bool = True
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """RoPE, and the scale."""
         rope = self.read_rope(reader)
         if self.has_pairing and not reader.boolean("rope_interleave", True):
             rope = replace(rope, pairing="halves")
@@ -196,7 +193,6 @@ class GroupsByBest:
     """Groups that count by their best expert, if there are any; never renormalised (V2)."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The groups."""
         reader.require_value("topk_method", "greedy", "group_limited_greedy")
         num_groups, top_k = (reader.optional_integer(name) for name in ("n_group", "topk_group"))
         groups = None
@@ -217,7 +213,6 @@ class MiniCpmMultipliers:
     """Multipliers of the branches by the depth of the model, and of the logits by its width."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The multipliers."""
         depth = reader.optional_number("scale_depth", 1.4)
         base = reader.optional_integer("dim_model_base", 256)
         root = math.sqrt(options["num_layers"])
@@ -375,7 +370,7 @@ FAMILIES = (
         MAPPING,
         attention_types=(c.Latent,),
     ),
-    # As it, except: RoPE turns halves; multipliers of the embedding, the branches and the logits.
+    # As Youtu, except: RoPE turns halves; multipliers of embedding, branches and logits.
     Family(
         "minicpm3",
         "MiniCPM3ForCausalLM",

@@ -20,7 +20,6 @@ class NumberedLayers:
     """Experts in every ``moe_layer_interval``-th layer from a first to a last one."""
 
     def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
-        """Whether each layer has experts."""
         first = reader.integer("moe_layer_start_index", 1)
         last = reader.integer("moe_layer_end_index", -1)
         interval = reader.positive_integer("moe_layer_interval", 1)

@@ -249,7 +249,6 @@ class SharedExperts:
     required: bool = False
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The shared expert."""
         parse = reader.positive_integer if self.required else reader.integer
         count = parse(self.name, self.default)
         if not count:
@@ -260,7 +259,6 @@ class SharedExperts:
         return {"shared": c.SharedExpert(expert=expert)}
 
     def write(self, model: c.MoE) -> Options | None:
-        """The width."""
         width = 0 if model.shared is None else model.shared.expert.hidden_dim
         if width % model.expert.hidden_dim or (self.required and not width):
             return None
@@ -278,19 +276,17 @@ class SharedWidth:
     name: str
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The shared expert."""
         width = reader.integer(self.name, 0)
         expert = c.GLU(hidden_dim=max(1, width), activation=options["expert.activation"])
         return {"shared": c.SharedExpert(expert=expert) if width else None}
 
     def write(self, model: c.MoE) -> Options:
-        """The width."""
         return {self.name: 0 if model.shared is None else model.shared.expert.hidden_dim}
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of experts, of which some are chosen first.
+    """Groups of experts: some groups are chosen first, then experts in them.
 
     Attributes:
         name: Field of their number.
@@ -310,7 +306,6 @@ class Groups:
         return {"router.groups": None if groups.num_groups == 1 else groups}
 
     def write(self, model: Any) -> Options:
-        """The fields of the groups."""
         groups = model.router.groups or ONE_GROUP
         return {self.name: groups.num_groups, "topk_group": groups.top_k}
 
@@ -330,7 +325,6 @@ class DenseFirst:
     has_types: bool = False
 
     def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
-        """Whether each layer has experts."""
         first = min(num_layers, reader.integer(self.name, self.default))
         types = reader.sequence(MLP_TYPES, str) if self.has_types else None
         if types is not None:
@@ -341,7 +335,6 @@ class DenseFirst:
         return [i >= first for i in range(num_layers)]
 
     def write(self, is_sparse: list[bool]) -> Options | None:
-        """The number of dense layers."""
         if is_sparse != sorted(is_sparse):
             return None
         types = {MLP_TYPES: _mlp_types(is_sparse)} if self.has_types else {}
@@ -380,20 +373,18 @@ class QwenLayers:
     """Experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` lacks.
 
     Attributes:
-        dense: Default of the latter.
+        dense: Default of ``mlp_only_layers``.
     """
 
     dense: tuple[int, ...] = ()
 
     def read(self, reader: ConfigReader, num_layers: int) -> list[bool]:
-        """Whether each layer has experts."""
         step = reader.positive_integer("decoder_sparse_step", 1)
         dense_layers = reader.sequence("mlp_only_layers", int)
         dense_layers = self.dense if dense_layers is None else dense_layers
         return [i not in dense_layers and (i + 1) % step == 0 for i in range(num_layers)]
 
     def write(self, is_sparse: list[bool]) -> Options | None:
-        """The numbers of the dense layers."""
         dense_layers = [i for i, sparse in enumerate(is_sparse) if not sparse]
         entries = {"mlp_only_layers": dense_layers, "decoder_sparse_step": 1}
         return entries if any(is_sparse) else None

@@ -44,7 +44,6 @@ class RopeOrAlibi(RopeField):
     """RoPE, or ALiBi that is scaled as the scores are."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The positions of all layers."""
         rope, num_heads = super().read(reader, options), options["attention.num_heads"]
         if not reader.boolean("alibi", False):
             return rope
@@ -57,7 +56,7 @@ class RopeOrAlibi(RopeField):
         return {"attention.positions": (c.Alibi(scale=options["attention.head_dim"] ** -0.5),)}
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """The fields of RoPE, or those that say ALiBi."""
+        """The fields of RoPE or of ALiBi."""
         if isinstance(heads_of(model).positions[0], c.Alibi):
             return {"alibi": True}
         rope = super().write(model)
@@ -95,7 +94,6 @@ class Architecture:
         }
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The fields."""
         attention, block = heads_of(model), model.block
         num_heads, kv_heads = attention.num_heads, attention.num_kv_heads
         is_grouped = kv_heads not in (1, num_heads)

@@ -41,7 +41,6 @@ class MambaNorm:
     """A norm before or after the gate of Mamba 2, or none."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The norm."""
         has_norm = reader.boolean("mamba_rms_norm", False)
         is_early = reader.boolean("mamba_norm_before_gate", True)
         return {
@@ -50,7 +49,6 @@ class MambaNorm:
         }
 
     def write(self, model: c.LinearAttention) -> Options | None:
-        """Its fields."""
         if not isinstance(model.output, c.GatedNorm):
             return None
         return {
@@ -70,12 +68,10 @@ class BesideAttention:
     kind: KindFields
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Both."""
         mixer = self.kind.read(reader, options)
         return {"attention": Change(lambda attention: c.HybridHeads(kinds=(attention, mixer)))}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The fields of the mixer."""
         match model.attention:
             case c.HybridHeads(kinds=(c.MultiHead(), c.LinearAttention() as mixer)):
                 return self.kind.write(model, mixer)
@@ -86,12 +82,10 @@ class KeyMultiplier:
     """A multiplier of the keys, which is one of the scores."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The scale of the scores."""
         factor = reader.number("key_multiplier", 1.0)
         return {"attention.scale": options["attention.head_dim"] ** -0.5 * factor}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The multiplier."""
         attention = p.heads_of(model)
         scale = attention.scale
         return {"key_multiplier": 1.0 if scale is None else scale / attention.head_dim**-0.5}
@@ -132,7 +126,6 @@ class Factors(NoEntries):
     """The multipliers that the weights absorb."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Check them."""
         read_factors(reader)
         return {}
 

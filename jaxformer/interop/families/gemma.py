@@ -34,7 +34,6 @@ class QueryScalarField(Field):
     """A field whose inverse square root is the scale of the scores."""
 
     def read_value(self, reader: ConfigReader, options: Options) -> float:
-        """The scale."""
         scalar = super().read_value(reader, options)
         if scalar <= 0:
             reader.add_problem(self.name, "expected a number above 0.")
@@ -51,7 +50,6 @@ class OldField(Field):
     """A field that old files have; another one takes precedence."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """No options."""
         reader.get(self.name)
         return {}
 

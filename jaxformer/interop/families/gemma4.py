@@ -1,7 +1,7 @@
-"""Gemma 4: E2B, E4B, 12B, 31B and 26B-A4B.
+"""Gemma 4: layers without a window have other heads and another RoPE than layers with one.
 
-Full layers have other heads and another RoPE than those with a window, and may have one projection
-for key and value. E2B and E4B have embeddings for each layer, and their last layers read keys and
+The models are E2B, E4B, 12B, 31B and 26B-A4B. Layers without a window may have one projection for
+key and value. E2B and E4B have embeddings for each layer, and their last layers read keys and
 values of earlier ones. `gemma4` is the text part of a model that also reads images; it can be read,
 and is written as `gemma4_text`.
 """
@@ -42,7 +42,7 @@ from jaxformer.interop.rope_config import read_rope_section
 from jaxformer.zoo.llama import LLAMA
 from jaxformer.zoo.sizes import like
 
-NORMS = {  # beside those of the layer
+NORMS = {  # beside the layer's norms
     "pre_feedforward_layernorm": "pre_shared_norm",
     "post_feedforward_layernorm_1": "post_shared_norm",
     "pre_feedforward_layernorm_2": "pre_experts_norm",
@@ -86,13 +86,12 @@ class Gemma4Windows(Windows):
     needs_size: bool = True
 
     def read_windows(self, reader: ConfigReader, num_layers: int) -> tuple[Any, ...]:
-        """The windows."""
         return (*super().read_windows(reader, num_layers)[:-1], None)
 
 
 @dataclass(frozen=True)
 class Gemma4Ropes:
-    """RoPE for layers with a window, p-RoPE for those without.
+    """RoPE for layers with a window, p-RoPE for layers without.
 
     Attributes:
         defaults: ``rope_parameters`` if the file lacks them.
@@ -103,7 +102,6 @@ class Gemma4Ropes:
     max_length: int = 131_072
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The RoPE of each layer."""
         windows = options["attention.windows"]
         sections = reader.section("rope_parameters") or ConfigReader(self.defaults)
         for kind in ("full_attention", *("sliding_attention",) * any(windows)):
@@ -118,7 +116,6 @@ class Gemma4Ropes:
         return {"attention.positions": each}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """Both."""
         return RopeByLayerType().write(model)
 
 
@@ -131,7 +128,6 @@ class DenseNetwork:
     )
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The network."""
         return {
             "feed_forward": (with_options(c.GLU(hidden_dim=1), read_options(reader, self.dense)),)
         }
@@ -152,7 +148,6 @@ class Gemma4Network(DenseNetwork):
     )
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The network."""
         (dense,) = super().read(reader, options)["feed_forward"]
         if not reader.boolean("enable_moe_block", False):
             Unused(*(row.name for row in self.experts)).read(reader, options)
@@ -257,7 +252,7 @@ def _read_num_shared(reader: ConfigReader, windows: tuple[Any, ...], shares: boo
 def _kinds_of_layers(
     local: c.MultiHead, *, full_heads: dict[str, Any], shares: bool, num_shared: int
 ) -> tuple[Any, ...]:
-    """The attention of each layer, of which the last read keys and values of earlier ones."""
+    """The attention of each layer; the last layers read keys and values of earlier ones."""
     full: Any = replace(local, **full_heads)
     if shares:
         common = {name: getattr(local, name) for name in ("num_heads", "scale", "qk_norm")}

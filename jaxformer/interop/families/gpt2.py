@@ -114,12 +114,10 @@ class MultiQuery:
     """Whether all heads share one head of keys and values."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The number of KV heads."""
         shared = reader.boolean("multi_query", True)
         return {"attention.num_kv_heads": 1 if shared else options["attention.num_heads"]}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The field."""
         return {"multi_query": heads_of(model).num_kv_heads == 1}
 
 
@@ -127,7 +125,6 @@ class LocalLayers:
     """``attention_types``: which layers are global, and which have a window."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The windows of the layers."""
         size, num_layers = reader.integer("window_size", 256), options["num_layers"]
         words = self.read_words(reader, num_layers)
         if len(words) != num_layers or not {*words} <= {"global", "local"}:

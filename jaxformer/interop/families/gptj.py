@@ -25,10 +25,9 @@ LAYER = "transformer.h.{layer}"
 
 
 class RotaryDim:
-    """RoPE, of which the file has the number of features of a head that it turns."""
+    """RoPE; the file has the number of features of a head that it turns."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The positions of all layers."""
         width, head_dim = reader.integer("rotary_dim", 64), options["attention.head_dim"]
         if "rotary_dim" in reader.values and "rotary_dim" not in reader:
             reader.add_problem("rotary_dim", "it must be the number of rotated features of a head.")

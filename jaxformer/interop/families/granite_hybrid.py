@@ -28,7 +28,6 @@ class ExpertsBesideNetwork:
     """Experts beside a shared network, or the network alone if there are no experts."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The experts or the network."""
         name = "shared_intermediate_size"
         shared = c.GLU(
             hidden_dim=reader.integer(name, 1024),
@@ -63,7 +62,6 @@ class RopeByName(RopeField):
     """RoPE, if ``position_embedding_type`` says so."""
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing."""
         has_rope = {"rope": True, "nope": False, "none": False}
         if reader.choice("position_embedding_type", "none", has_rope):
             return super().read_positions(reader, windows)
@@ -72,7 +70,6 @@ class RopeByName(RopeField):
         return (None,)
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of config.json."""
         name = "position_embedding_type"
         rope = first_rope(model)
         return {name: None} if rope is None else {name: "rope", **self.write_rope(rope)}
@@ -83,7 +80,6 @@ class OldOrNewTypes(PerLayer):
     """The type of each layer, whose field has an old name and a new one."""
 
     def read(self, reader: ConfigReader, num_layers: int, default: Any) -> tuple[Any, ...]:
-        """Whether each layer has attention."""
         name = "layer_types" if "layer_types" in reader else "layers_block_type"
         return PerLayer(name, self.words).read(reader, num_layers, default)
 

@@ -29,12 +29,11 @@ NAMES = {
 
 
 class DeltaAttention:
-    """Kimi's delta attention; `linear_attn_config` goes before the fields of its own."""
+    """Kimi's delta attention; `linear_attn_config` takes precedence over the fields outside it."""
 
     kind = linear_attention(decay=c.StepDecay(over="feature", rank=1))
 
     def read(self, reader: ConfigReader, options: Options) -> c.LinearAttention:
-        """Read it."""
         heads = reader.integer("linear_num_heads", 32)
         width = reader.integer("linear_head_dim", 128)
         taps = reader.integer("linear_conv_kernel_dim", 4)
@@ -56,7 +55,6 @@ class DeltaAttention:
         )
 
     def write(self, model: c.TransformerConfig, kind: Any) -> Options:
-        """Return its fields."""
         return {
             f"{SECTION}.num_heads": kind.num_heads,
             f"{SECTION}.head_dim": kind.key_dim,
@@ -68,7 +66,6 @@ class TypesOrNumbers:
     """The layers with latent attention, by ``layer_types``, or by lists that count from 1."""
 
     def read(self, reader: ConfigReader, num_layers: int, default: Any) -> Any:
-        """Whether each layer has latent attention."""
         section = reader.part(SECTION)
         lists = {
             "full_attention": section.sequence("full_attn_layers", int),
@@ -86,7 +83,6 @@ class TypesOrNumbers:
         return [names == ["full_attention"] for names in named]
 
     def write(self, layers: Any) -> Options:
-        """The lists."""
         return {
             f"{SECTION}.{name}": [i + 1 for i, full in enumerate(layers) if full is is_full]
             for name, is_full in (("kda_layers", False), ("full_attn_layers", True))

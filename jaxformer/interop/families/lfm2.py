@@ -36,7 +36,6 @@ class Lfm2Width:
     """The width of the network; files say twice its width, or a multiple of that."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The width."""
         name = "block_ff_dim" if "block_ff_dim" in reader else "intermediate_size"
         width = reader.integer(name)
         reader.get("intermediate_size")
@@ -49,7 +48,6 @@ class Lfm2Width:
         return {"feed_forward.hidden_dim": max(1, width)}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The width as it is."""
         branch: Any = model.feed_forward[0]
         if len(model.feed_forward) > 1 or not isinstance(branch, c.GLU):
             return None

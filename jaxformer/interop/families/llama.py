@@ -142,7 +142,6 @@ class RopeByTheta(RopeField):
     """RoPE with the base of each layer in ``layer_rope_theta``, where 0 is no RoPE (Granite)."""
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing."""
         rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
         bases = reader.sequence("layer_rope_theta", float)
         if bases is None:
@@ -172,13 +171,11 @@ class RopeObject:
     """A file without the scaling of RoPE is refused: it does not say which transformers uses."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Record the problem."""
         if "rope_parameters" not in reader and "rope_scaling" not in reader:
             reader.add_problem("rope_parameters", "the scaling of RoPE must be in the file.")
         return {}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """No entries."""
         return {}
 
 
@@ -489,7 +486,7 @@ FAMILIES = (
         template=like(hunyuan.HUNYUAN_A13B, feed_forward=(GLU,)),
         tensors=(*HUNYUAN_RULES, *p.FEED_FORWARD),
     ),
-    # As it, except: experts and a shared one, all of one width.
+    # As HunYuan dense, except: experts and a shared one, all of one width.
     row(
         "hunyuan_v1_moe",
         "HunYuanMoEV1ForCausalLM",
@@ -693,7 +690,7 @@ FAMILIES = (
         RopeByTheta(max_length=8192),
         template=like(LLAMA, sinks=True),
     ),
-    # As it, except: experts and a shared one.
+    # As Granite SWA, except: experts and a shared one.
     row(
         "granitemoe_swa",
         "GraniteMoeSWAForCausalLM",

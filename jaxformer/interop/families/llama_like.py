@@ -16,7 +16,7 @@ ATTENTION = (
     SINKS,
     *m.linear_rules(f"{SELF_ATTENTION}.gate_proj", "attention/output_gate"),
 )
-# Of each head the rows of the query, then those of the gate of its output (Qwen 3 Next).
+# For each head the rows of the query, then the rows of its output's gate (Qwen 3 Next).
 QUERY_AND_GATE = m.MappingRule(
     f"{SELF_ATTENTION}.q_proj.weight",
     ("attention/query/kernel", "attention/output_gate/kernel"),
@@ -116,7 +116,7 @@ def norm_eps(default: float = 1e-6, name: str = "rms_norm_eps") -> Fields:
 
 
 def glu(width: int | None = None, activation: str = "silu", name: str = "hidden_act") -> Fields:
-    """Fields of the feed-forward network, with these defaults; `name` is that of the activation."""
+    """Fields of the feed-forward network, with these defaults; `name` names the activation."""
     return (
         Field("intermediate_size", "feed_forward.hidden_dim", width),
         Field(name, "feed_forward.activation", activation),
@@ -133,14 +133,12 @@ class DivisorField(Field):
     """A field whose inverse is the option."""
 
     def read_value(self, reader: ConfigReader, options: Options) -> float:
-        """The inverse."""
         divisor = super().read_value(reader, options)
         if divisor == 0:
             reader.add_problem(self.name, "the logits are divided by it.")
         return 1 / (divisor or 1.0)
 
     def write_value(self, value: float) -> float:
-        """The inverse."""
         return 1 / value if value else 0.0
 
 
@@ -156,7 +154,6 @@ class HeadsDivideWidth:
     """Transformers requires that the number of heads divides the width of the model."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """No options."""
         return {}
 
     def write(self, model: c.TransformerConfig) -> Options | None:

@@ -66,7 +66,6 @@ class StepLimits:
     """``time_step_limit``, the smallest and the largest step of the decay; by default no limits."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The limits."""
         limits = reader.get("time_step_limit")
         numbers = [0.0, math.inf] if limits is None else limits
         if isinstance(numbers, list):
@@ -99,8 +98,8 @@ class Mamba2Fields:
         activation: Field of the activation after the convolution.
         inner_width: Field of the width of all heads, 1024 by default; null follows from `expand`.
             None has no such field.
-        expand: Field of the width of all heads over that of the model, 2 by default; None if heads
-            may have any width.
+        expand: Field of the ratio of the width of all heads to the model's width, 2 by default;
+            None if heads may have any width.
         default_head_dim: Default of the width of a head; None follows from `expand`.
         kind: The layer, with any sizes.
     """
@@ -114,7 +113,6 @@ class Mamba2Fields:
     kind: c.LinearAttention = MAMBA2_LAYER
 
     def read(self, reader: ConfigReader, options: Options) -> c.LinearAttention:
-        """Read the layer."""
         reader.require_value(self.activation, "silu", "swish")
         own = read_options(reader, self.fields, options)
         width = self._read_head_dim(reader, own["num_heads"])
@@ -140,7 +138,6 @@ class Mamba2Fields:
         return width
 
     def write(self, model: c.TransformerConfig, kind: Any) -> Options | None:
-        """Return the fields of the layer."""
         entries = write_options(kind, self.fields)
         if entries is None:
             return None
@@ -196,7 +193,6 @@ class HalfRope(RopeField):
     """RoPE of half a head, which is written even of a model without attention."""
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of config.json."""
         return self.write_rope(first_rope(model) or c.Rope(fraction=0.5))
 
 

@@ -1,8 +1,8 @@
 """Marian, FSMT, M2M-100 (NLLB), Pegasus and XGLM: ReLU or GELU, biases, sinusoids.
 
 Marian and Pegasus share one embedding between source, target and head, and add a bias to the
-logits. FSMT has three embeddings, and its positions start at the padding id + 1, as those of
-M2M-100. Marian and FSMT are post-norm. XGLM is a decoder like that of M2M-100.
+logits. FSMT has three embeddings, and its positions start at the padding id + 1, as in M2M-100.
+Marian and FSMT are post-norm. XGLM is a decoder like the decoder of M2M-100.
 """
 
 from collections.abc import Mapping
@@ -98,17 +98,15 @@ class PaddingField(Field):
     """The id of padding, at which the rows of the positions start, after one that is zero."""
 
     def read_value(self, reader: ConfigReader, options: Options) -> int:
-        """The row of position 0."""
         return int(super().read_value(reader, options)) + 1
 
     def write_value(self, value: int) -> int:
-        """The id."""
         return value - 1
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Heads and width of the encoder's layers, where they are not those of the decoder.
+    """Heads and width of the encoder's layers, where they differ from the decoder's.
 
     Attributes:
         template: Template of the family.
@@ -128,7 +126,6 @@ class Encoder:
         }
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The fields."""
         return write_options(model.encoder_layers[0], ENCODER_FIELDS)
 
 

@@ -1,8 +1,9 @@
 """MiniMax Text-01 and M1: lightning attention beside softmax attention, and experts.
 
 Its residual is taken after the norm, which is a norm after each sum: the norm before a layer is the
-last one of the layer before it, and that of the first layer belongs to the embedding. Its code
-and its files turn `rotary_dim` features of a head; transformers ignores this field, and turns all.
+last one of the layer before it, and the norm before the first layer belongs to the embedding. Its
+code and its files turn `rotary_dim` features of a head; transformers ignores this field, and turns
+all.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +43,6 @@ class PartialRope(RopeField):
     """RoPE of ``rotary_dim`` features of a head, by default of all."""
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """The fields of config.json."""
         rope = first_rope(model)
         if rope is None:
             return None
@@ -51,7 +51,6 @@ class PartialRope(RopeField):
         return fields if rope.fraction == 1 else {**fields, "rotary_dim": rotated}
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """RoPE of the whole config.json."""
         head_dim = options["attention.head_dim"]
         fraction = reader.integer("rotary_dim", head_dim) / max(1, head_dim)
         return {"attention.positions": (replace(self.read_rope(reader), fraction=fraction),)}
@@ -61,7 +60,6 @@ class ResidualFactors:
     """Weights of the two terms of each sum, by kind of branch."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The weighted sum."""
         factors: dict[str, Any] = {
             ours: tuple(reader.number(f"{name}_{x}_factor", 1.0) for x in ("alpha", "beta"))
             for ours, name in BRANCHES.items()
@@ -69,7 +67,6 @@ class ResidualFactors:
         return {"residual": c.WeightedSum(**factors)}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The weights."""
         if not isinstance(model.residual, c.WeightedSum):
             return None
         return {
@@ -83,7 +80,6 @@ class LightningMixer(Mixer):
     """Lightning attention, whose slopes differ from layer to layer."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The attention kind of each layer."""
         kinds: Any = super().read(reader, options)["attention"]
         count = options["num_layers"]
 

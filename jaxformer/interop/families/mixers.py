@@ -26,7 +26,7 @@ def linear_attention(**options: Any) -> c.LinearAttention:
 
 @runtime_checkable
 class KindFields(Protocol):
-    """The fields of an attention kind, of which a model has one."""
+    """The fields of an attention kind; a model has one such object."""
 
     @property
     def kind(self) -> c.AttentionKind:
@@ -34,7 +34,7 @@ class KindFields(Protocol):
         ...
 
     def read(self, reader: ConfigReader, options: Options) -> Any:
-        """Read the kind; `options` are those of the model's fields before."""
+        """Read the kind; earlier fields of the model have read `options`."""
         ...
 
     def write(self, model: c.TransformerConfig, kind: Any) -> Options | None:
@@ -48,19 +48,17 @@ class Kind:
 
     Attributes:
         kind: The option, with any sizes.
-        fields: Its fields, with options relative to it; defaults may depend on "model_dim",
-            "attention.num_heads" and the like of the model.
+        fields: Its fields, with options relative to the kind; defaults may depend on the model's
+            options, such as "model_dim" and "attention.num_heads".
     """
 
     kind: Any
     fields: Fields
 
     def read(self, reader: ConfigReader, options: Options) -> Any:
-        """Read the kind."""
         return with_options(self.kind, read_options(reader, self.fields, options))
 
     def write(self, model: c.TransformerConfig, kind: Any) -> Options | None:
-        """Return the fields of the kind."""
         return write_options(kind, self.fields)
 
 
@@ -75,11 +73,9 @@ class Everywhere:
     kind: KindFields
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The kind."""
         return {"attention": self.kind.read(reader, options)}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The fields of the kind."""
         is_same = isinstance(model.attention, type(self.kind.kind))
         return self.kind.write(model, model.attention) if is_same else None
 
@@ -106,7 +102,6 @@ class BothTypes(PerLayer):
     def read(
         self, reader: ConfigReader, num_layers: int, default: Callable[[int], bool]
     ) -> tuple[bool, ...]:
-        """Whether each layer has attention."""
         words = reader.sequence(self.name, str)
         if words is None:
             words = tuple(self.write(map(default, range(num_layers)))[self.name])
@@ -130,12 +125,10 @@ class LayerNumbers:
     def read(
         self, reader: ConfigReader, num_layers: int, default: Callable[[int], bool]
     ) -> list[bool]:
-        """Whether each layer has attention."""
         full = reader.sequence(self.name, int) or ()
         return [i in full for i in range(num_layers)]
 
     def write(self, layers: Sequence[bool]) -> Options:
-        """The numbers."""
         return {self.name: [i for i, full in enumerate(layers) if full]}
 
 
@@ -165,7 +158,6 @@ class Mixer:
     may_lack_kinds: bool = False
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The attention kind of each layer."""
         mixer, count = self.kind.read(reader, options), options["num_layers"]
         is_full = self.types.read(reader, count, self.default(reader, count))
         return {"attention": Change(lambda x: tuple(x if full else mixer for full in is_full))}

@@ -59,17 +59,15 @@ MLP_FIELDS = (
 
 
 class LatentSize:
-    """The width that experts read and write, if it is not that of the model."""
+    """The width that experts read and write, if it differs from the model's."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The latent."""
         width = reader.optional_integer("moe_latent_size")
         if width is None:
             return {"latent": None}
         return {"latent": c.ExpertLatent(latent_dim=width, bias=reader.boolean(BIAS, False))}
 
     def write(self, model: c.MoE) -> Options:
-        """The width."""
         return {"moe_latent_size": None if model.latent is None else model.latent.latent_dim}
 
 
@@ -173,7 +171,6 @@ class NoStepLimits(NoEntries):
     """``time_step_limit`` has no effect in this family, so it must be the default."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Check it."""
         if StepLimits().read(reader, options)["decay"] != c.StepDecay():
             reader.add_problem("time_step_limit", "steps are limited by time_step_min alone.")
         return {}

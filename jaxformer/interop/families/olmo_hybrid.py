@@ -48,7 +48,6 @@ class OptionalRope(RopeField):
     """RoPE, or no positions where its base or its type is null, as in releases."""
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing."""
         section = reader.section("rope_parameters")
         if section is None:
             reason = (
@@ -61,7 +60,6 @@ class OptionalRope(RopeField):
         return super().read_positions(reader, windows)
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of config.json."""
         rope = first_rope(model)
         if rope is None:
             return {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
@@ -70,7 +68,7 @@ class OptionalRope(RopeField):
 
 @dataclass(frozen=True, kw_only=True)
 class MixerWithItsNorms(Mixer):
-    """Norms are before the branches of gated DeltaNet, and after those of attention."""
+    """Norms are before the branches of gated DeltaNet, and after the branches of attention."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The attention kind and the place of the norms of each layer."""

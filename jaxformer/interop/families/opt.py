@@ -32,12 +32,10 @@ class FinalNorm:
     """The field that removes the final norm of models with a norm before each branch."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Whether there is one."""
         removed = reader.boolean("_remove_final_layer_norm", False)
         return {"final_norm": options["norm_placement"] == "pre" and not removed}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """Whether it is removed."""
         removed = model.norm_placement == "pre" and not model.final_norm
         return {"_remove_final_layer_norm": removed}
 
@@ -51,7 +49,6 @@ class EmbeddingDim:
         return {"embedding.dim": None if width == options["model_dim"] else width}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The width."""
         return {"word_embed_proj_dim": model.embedding.dim or model.model_dim}
 
 

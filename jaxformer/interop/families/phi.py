@@ -69,7 +69,6 @@ class PhimoeRope(RopeField):
     """
 
     def write_rope(self, rope: c.Rope) -> dict[str, Any]:
-        """The fields of config.json."""
         fields = super().write_rope(rope)
         if not isinstance(rope.scaling, c.LongRope):
             return fields
@@ -79,7 +78,6 @@ class PhimoeRope(RopeField):
         return fields
 
     def read_rope(self, reader: ConfigReader) -> c.Rope:
-        """RoPE of the whole config.json."""
         rope = super().read_rope(reader)
         if rope.scaling is None:
             return rope
@@ -104,7 +102,6 @@ class Mup:
     """Multipliers of the scores, the embedding and the logits, unless they are switched off."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The multipliers."""
         scores = reader.number("mup_attn_multiplier", 1.0)
         width = reader.number("mup_width_multiplier", 8.0)
         embedding = reader.number("mup_embedding_multiplier", 10.0)
@@ -117,7 +114,6 @@ class Mup:
         }
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The fields."""
         attention = p.heads_of(model)
         scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
         return {
@@ -138,7 +134,6 @@ class BlockSparseLayers:
     )
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The windows."""
         blocks = with_options(c.BlockSparse(), read_options(reader, self.fields))
         every = reader.optional_integer("dense_attention_every_n_layers", 2)
         layers = range(1, options["num_layers"] + 1)
@@ -158,11 +153,9 @@ class MaskedIds:
     """Tokens with probability 0, if there are any."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The tokens."""
         return {"head.masked_ids": reader.sequence("dummy_token_indices", int) or ()}
 
     def write(self, model: c.TransformerConfig) -> Options:
-        """The tokens."""
         ids = model.head.masked_ids
         return {"dummy_token_indices": [*ids]} if ids else {}
 

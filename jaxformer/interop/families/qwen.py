@@ -18,14 +18,12 @@ class TwiceField(Field):
     """A field that is twice the width of the network."""
 
     def read_value(self, reader: ConfigReader, options: Options) -> int:
-        """The width."""
         twice = super().read_value(reader, options)
         if twice % 2:
             reader.add_problem(self.name, "it must be twice the hidden size of the GLU.")
         return max(1, twice // 2)
 
     def write_value(self, value: int) -> int:
-        """Twice the width."""
         return 2 * value
 
 

@@ -78,7 +78,6 @@ class ImagePositions(NoEntries):
     """RoPE splits features over three positions, which are equal in text."""
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """Mark the fields as read."""
         section = reader.part("rope_parameters")
         for name in ("mrope_section", "mrope_interleaved"):
             section.get(name)
@@ -99,19 +98,17 @@ def experts(num_experts: int, top_k: int, dense_width: int = 512) -> e.Experts:
 
 
 class ExpertsInAllLayers:
-    """Qwen 3.5's experts, of which files do not say in which layers they are."""
+    """Qwen 3.5's experts, which are in every layer; files do not say in which."""
 
     experts = experts(256, 8)
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The experts."""
         for name, value in {"norm_topk_prob": True, "decoder_sparse_step": 1}.items():
             reader.require_value(name, value)
         reader.require_value("mlp_only_layers", [])
         return self.experts.read(reader, options)
 
     def write(self, model: c.TransformerConfig) -> Options | None:
-        """The fields that the family has."""
         entries = self.experts.write(model)
         lacking = "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"
         return entries and {name: x for name, x in entries.items() if name not in lacking}

@@ -20,7 +20,6 @@ class RopeByNumber(RopeField):
     """No positions in the layers that ``no_rope_layers`` has as 0; by default every fourth."""
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing."""
         rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
         interval = reader.positive_integer("no_rope_layer_interval", 4)
         turned = reader.sequence("no_rope_layers", int)
@@ -32,7 +31,6 @@ class RopeByNumber(RopeField):
         return tuple(rope if turned[i] else None for i in range(count))
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """RoPE, and which layers have it."""
         layers = [layer.positions for layer in model.layers]
         fields = super().write(model)
         return fields and fields | {"no_rope_layers": [int(x is not None) for x in layers]}
@@ -49,7 +47,6 @@ class RopeOfWindows(RopeField):
     without_windows: bool = True
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """RoPE or nothing, as the windows."""
         rope = self.read_rope(reader)
         if self.without_windows and all(window is None for window in windows):
             return (rope,)
@@ -63,17 +60,16 @@ class RopeOfWindows(RopeField):
 
 @dataclass(frozen=True, kw_only=True)
 class RopeByLayerType(RopeField):
-    """One RoPE for layers with a window, another, such as YaRN, for those without.
+    """One RoPE for layers with a window, another, such as YaRN, for layers without.
 
     Attributes:
-        local_base: Default of ``rope_local_base_freq``, the base of the former; None has no such
-            field.
+        local_base: Default of ``rope_local_base_freq``, the base of layers with a window; None has
+            no such field.
     """
 
     local_base: float | None = None
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The RoPE of each layer."""
         length = reader.positive_integer("max_position_embeddings", self.max_length)
         base = local_base = reader.number("rope_theta", self.base)
         if self.local_base is not None:
@@ -88,10 +84,9 @@ class RopeByLayerType(RopeField):
             for section, base in ((old or full, base), (local, local_base))
         ]
         each = tuple(ropes[window is not None] for window in windows)
-        return each[:1] if len(set(each)) == 1 else each  # else a cycle as long as that of windows
+        return each[:1] if len(set(each)) == 1 else each  # else a cycle as long as `windows`
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """Both."""
         first = first_rope(model)
         if first is None:
             return None
@@ -129,7 +124,6 @@ class RopeWithAlpha(RopeField):
         }
 
     def read_rope(self, reader: ConfigReader) -> c.Rope:
-        """RoPE of the whole config.json."""
         rope = super().read_rope(reader)
         section = reader.section("rope_scaling") or reader.section("rope_parameters")
         if section is None or not isinstance(rope.scaling, c.DynamicNTK):
@@ -158,7 +152,6 @@ class RopeAndQueryScaling(RopeField):
         return {**rope, "attention.query_scaling": scaling}
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """The fields of config.json."""
         fields, scaling = super().write(model), model.layers[0].attention.query_scaling
         if scaling is None or fields is None:
             return fields

@@ -50,7 +50,6 @@ class Networks:
     )
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The networks of both stacks."""
         word = reader.get("dense_act_fn", "relu")
         reader.require_value("feed_forward_proj", word, reason="it repeats dense_act_fn")
         moe = with_options(self.moe, read_options(reader, self.fields))

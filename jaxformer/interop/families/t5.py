@@ -83,7 +83,6 @@ class Network:
     default: str
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
-        """The networks of all layers."""
         projection = reader.text("feed_forward_proj", self.default)
         *gate, activation = projection.split("-")
         if gate not in ([], ["gated"]):

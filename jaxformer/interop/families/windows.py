@@ -1,4 +1,4 @@
-"""Fields of config.json with a word for each layer, and those of sliding windows."""
+"""Fields of config.json with a word for each layer, and fields of sliding windows."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ def save_adapter(
         config: A model with `TransformerConfig.adapter`.
         params: Its parameters.
         base: Name or folder of the base model, which PEFT looks up.
-        dtype: Dtype of the saved tensors; None keeps that of each parameter.
+        dtype: Dtype of the saved tensors; None keeps each parameter's dtype.
         overwrite: Whether to replace a folder.
 
     Raises:

@@ -68,7 +68,7 @@ class AttentionModule(nn.Module):
 
     @property
     def positions(self) -> c.Positions | None:
-        """The position option of the kind, which is that of one layer."""
+        """The position option of this layer."""
         return self.attention.positions[0]
 
     @nn.nowrap

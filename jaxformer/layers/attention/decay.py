@@ -1,4 +1,4 @@
-"""Decay attention module, a linear recurrence."""
+"""Decay attention module, a linear recurrence with a state of constant size."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention module (MLA)."""
+"""Multi-head latent attention module (MLA), with expanded keys and values or absorbed kernels."""
 
 import jax.numpy as jnp
 from flax import linen as nn

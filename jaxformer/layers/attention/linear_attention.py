@@ -37,7 +37,7 @@ class LinearAttention(AttentionModule):
     """Linear attention; see `config.LinearAttention`.
 
     Heads are sharded over `tensor`, sequences over `context`, with states handed along. Key heads
-    are replicated as key-value heads are: each device reads that of its heads.
+    are replicated as key-value heads are: each device reads the key head of its heads.
     """
 
     attention: c.LinearAttention

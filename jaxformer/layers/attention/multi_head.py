@@ -121,7 +121,7 @@ class MultiHeadAttention(GroupedHeadsAttention):
     ) -> tuple[Float[Array, "*batch T D"], LayerState]:
         """Self-attention over the sequence and the cache; returns the output and the new state.
 
-        With `cross_layer_kv` the keys and values are those of an earlier layer of this window.
+        With `cross_layer_kv` it reads the keys and values of an earlier layer with this window.
         """
         window = repr(self.attention.windows[0])
         if self.attention.cross_layer_kv:

@@ -1,4 +1,4 @@
-"""Shared-KV attention module."""
+"""Shared-KV attention module: one projection is key and value."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

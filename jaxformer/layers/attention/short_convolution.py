@@ -1,4 +1,4 @@
-"""Gated short convolution module."""
+"""Gated short convolution module; its cache holds the last inputs of the convolution."""
 
 from flax import linen as nn
 from jaxtyping import Array, Float

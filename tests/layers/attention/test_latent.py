@@ -145,7 +145,7 @@ def test_one_new_token_makes_no_keys_and_no_values(config):
     assert not by_head & products(cfg, 1, cache=cache)
 
 
-def test_what_is_kept(config):
+def test_cached_numbers_per_token_and_layer(config):
     """inventory rows 74 and 75, at DeepSeek-V2's width of 512.
 
     A latent with 64 rotated features beside it keeps 576 numbers of a token in each layer. Were it

@@ -133,7 +133,7 @@ def true_frequencies(rope):
     return np.asarray(scaled, np.float64)
 
 
-def test_it_is_the_relative_form(choice, layer, normal):
+def test_outputs_equal_the_relative_form(choice, layer, normal):
     params, attention = layer(choice)
     x = normal(B, T, D)
     expected = relative_form(choice, params, x, true_frequencies(choice.positions[0]))
@@ -145,9 +145,7 @@ EVERY = tuple(chosen for n in range(5) for chosen in combinations("qkvo", n))
 
 @pytest.mark.parametrize("scaling", [None, Yarn(factor=40.0, original_max_length=8)])
 @pytest.mark.slow
-def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
-    config, layer, normal, scaling
-):
+def test_any_rotary_targets_equal_multi_head_with_a_shared_kernel(config, layer, normal, scaling):
     """All sixteen choices."""
     shared = Choice(num_heads=N, head_dim=H)
     params, _ = layer(shared)
@@ -242,7 +240,7 @@ def test_only_distances_matter(layer, normal):
     np.testing.assert_allclose(attention(x, strange), attention(x, here), atol=3e-5)
 
 
-def test_what_is_kept_is_half_of_keys_and_values(config):
+def test_the_cache_is_half_of_keys_and_values(config):
     """One array; inventory row 74: with rotary keys alone the document's cache doubles."""
     shared = replace(config(), attention=Choice(num_heads=N, num_kv_heads=2, head_dim=H))
     apart = replace(shared, attention=MultiHead(num_heads=N, num_kv_heads=2, head_dim=H))
@@ -258,7 +256,7 @@ def test_what_is_kept_is_half_of_keys_and_values(config):
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_turned_already(config, randomise, tokens):
+def test_the_cache_holds_rotated_vectors(config, randomise, tokens):
     """The cache holds R[j] c[j]: decoding turns nothing but the new token."""
     choice = Choice(num_heads=N, head_dim=H)
     cfg = replace(config(), attention=choice, num_layers=1)
