@@ -167,26 +167,34 @@ class LatentRope(RopeField):
         return fields
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentRopeAndQueryScaling(RopeAndQueryScaling, LatentRope):
-    """Whole queries grow too; ``partial_rotary_factor`` is the part of them that RoPE turns."""
+@dataclass(frozen=True)
+class TurnedFraction:
+    """``partial_rotary_factor`` is the part of a query that RoPE turns, which other fields say.
 
-    pairing: Any = "neighbours"
-    fraction: float | None = 1.0
-    has_width: bool = False
+    Attributes:
+        rope: The fields of RoPE.
+    """
 
-    def read_rope(self, reader: ConfigReader) -> c.Rope:
+    rope: LatentRope
+
+    def read(self, reader: ConfigReader, options: Options) -> Options:
         """RoPE of the whole shared key."""
-        return replace(super().read_rope(reader), fraction=1.0)
+        found = self.rope.read(reader, options)
+        whole = tuple(replace(rope, fraction=1.0) for rope in found["attention.positions"])
+        return {**found, "attention.positions": whole}
 
-    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """The fields of config.json."""
+    def write(self, model: c.TransformerConfig) -> Options | None:
         latent: Any = model.layers[0].attention
-        if (fields := super().write(model)) is None:
+        if (fields := self.rope.write(model)) is None:
             return None
-        fraction = {self.fraction_name: latent.rope_dim / latent.key_dim}
+        fraction = {self.rope.fraction_name: latent.rope_dim / latent.key_dim}
         names = [name for name in ("rope_scaling", "rope_parameters") if fields[name]]
         return fields | fraction | {name: {**fields[name], **fraction} for name in names}
+
+
+MISTRAL_4_ROPE = LatentRope(
+    max_length=1_048_576, pairing="neighbours", fraction=1.0, has_width=False
+)
 
 
 class GroupsByBest:
@@ -329,7 +337,7 @@ FAMILIES = (
         (
             *latent_fields(query=1024, latent=256, plain=64),
             replace(WHOLE_HEAD, name="head_dim"),
-            LatentRopeAndQueryScaling(max_length=1_048_576),
+            RopeAndQueryScaling(rope=TurnedFraction(MISTRAL_4_ROPE)),
             e.deepseek_experts(*(128, 4), width=2048, router=c.Router()),
         ),
         m.decoder_mapping(

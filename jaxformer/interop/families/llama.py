@@ -158,15 +158,6 @@ class RopeByTheta(RopeField):
         return {**(super().write(model) or {}), "layer_rope_theta": bases}
 
 
-class MellumRope(RopeByLayerType):
-    """One RoPE for layers with a window, another for the others, in ``rope_parameters`` alone."""
-
-    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        """The object: transformers would take ``rope_scaling`` for it."""
-        fields = super().write(model)
-        return fields and {name: x for name, x in fields.items() if name != "rope_scaling"}
-
-
 class RopeObject:
     """A file without the scaling of RoPE is refused: it does not say which transformers uses."""
 
@@ -510,7 +501,7 @@ FAMILIES = (
         "ministral3",
         "Ministral3ForCausalLM",
         *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), *p.GLU, Windows(None)),
-        RopeAndQueryScaling(max_length=262_144),
+        RopeAndQueryScaling(rope=RopeField(max_length=262_144)),
     ),
     # As Llama, except: LayerNorm, a quarter of a head turned, perhaps a parallel block.
     row(
@@ -782,7 +773,7 @@ FAMILIES = (
             layers=e.LayersByType(),
         ),
         Windows(1024, rule=by_pattern(1)),
-        MellumRope(base=5e5, local_base=1e4, max_length=131_072),
+        RopeByLayerType(base=5e5, local_base=1e4, max_length=131_072, writes_scaling=False),
         Unused("num_mtp_layers", "num_nextn_predict_layers"),
         Unused("mtp_layer_types", "mtp_mlp_layer_types"),
         template=qwen.QWEN_3_MOE,

@@ -53,13 +53,19 @@ EXPERTS = e.Experts(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunksOfRope(RopeByNumber):
-    """RoPE, norms and chunks in some layers; queries that grow with the position in the others."""
+class ChunksOfRope:
+    """RoPE, norms and chunks in some layers; queries that grow with the position in the others.
+
+    Attributes:
+        rope: The fields of RoPE.
+    """
+
+    rope: RopeByNumber
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The attention of each layer."""
         count = options["num_layers"]
-        cycle = self.read_positions(reader, (None,))
+        cycle = self.rope.read_positions(reader, (None,))
         positions = tuple(cycle[i % len(cycle)] for i in range(count))
         size = reader.optional_integer("attention_chunk_size", 8192)
         chunked = TYPES.read(reader, count, lambda i: bool(size and positions[i]))
@@ -82,7 +88,7 @@ class ChunksOfRope(RopeByNumber):
 
     def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
         """The fields of RoPE, chunks, norms and growing queries."""
-        fields, layers = super().write(model), model.layers
+        fields, layers = self.rope.write(model), model.layers
         kinds: list[Any] = [layer.attention for layer in layers]
         chunks = [x.window for x in layers if isinstance(x.window, c.Chunks)]
         scaling = next((x.query_scaling for x in kinds if x.query_scaling is not None), None)
@@ -129,7 +135,7 @@ FAMILIES = (
                 eps=1e-5,
             ),
             *(p.ATTENTION_BIAS, EXPERTS),
-            ChunksOfRope(base=5e5, max_length=131_072, pairing="neighbours"),
+            ChunksOfRope(rope=RopeByNumber(base=5e5, max_length=131_072, pairing="neighbours")),
             Unused("router_jitter_noise", "for_llm_compressor"),  # of training, and of a tool
         ),
         decoder_mapping(

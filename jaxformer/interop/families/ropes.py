@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import Options
+from jaxformer.interop.config_fields import ConfigField, Options
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.rope_config import (
     ORIGINAL_LENGTH,
@@ -65,9 +65,11 @@ class RopeByLayerType(RopeField):
     Attributes:
         local_base: Default of ``rope_local_base_freq``, the base of layers with a window; None has
             no such field.
+        writes_scaling: Whether ``rope_scaling`` is written beside the base of layers with a window.
     """
 
     local_base: float | None = None
+    writes_scaling: bool = True
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         length = reader.positive_integer("max_position_embeddings", self.max_length)
@@ -99,12 +101,11 @@ class RopeByLayerType(RopeField):
         if self.local_base is None:
             return fields
         scaling = {name: value for name, value in full.items() if name != "rope_theta"}
-        return {
-            **fields,
-            "rope_theta": full["rope_theta"],
-            "rope_local_base_freq": local["rope_theta"],
-            "rope_scaling": None if full["rope_type"] == "default" else scaling,
-        }
+        fields["rope_theta"] = full["rope_theta"]
+        fields["rope_local_base_freq"] = local["rope_theta"]
+        if self.writes_scaling:
+            fields["rope_scaling"] = None if full["rope_type"] == "default" else scaling
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +136,18 @@ class RopeWithAlpha(RopeField):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeAndQueryScaling(RopeField):
-    """RoPE, and queries that grow from ``original_max_position_embeddings`` on (Ministral 3)."""
+class RopeAndQueryScaling:
+    """RoPE, and queries that grow from ``original_max_position_embeddings`` on (Ministral 3).
+
+    Attributes:
+        rope: The fields of RoPE.
+    """
+
+    rope: ConfigField
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """RoPE, and the scaling, which this family always has."""
-        rope = super().read(reader, options)
+        rope = self.rope.read(reader, options)
         section = reader.section("rope_scaling") or reader.section("rope_parameters")
         if section is None:
             reader.add_problem("rope_parameters", "expected an object with llama_4_scaling_beta.")
@@ -151,8 +158,8 @@ class RopeAndQueryScaling(RopeField):
         scaling = c.QueryScaling(beta=beta, original_max_length=length)
         return {**rope, "attention.query_scaling": scaling}
 
-    def write(self, model: c.TransformerConfig) -> dict[str, Any] | None:
-        fields, scaling = super().write(model), model.layers[0].attention.query_scaling
+    def write(self, model: c.TransformerConfig) -> Options | None:
+        fields, scaling = self.rope.write(model), model.layers[0].attention.query_scaling
         if scaling is None or fields is None:
             return fields
         section = {
@@ -160,4 +167,4 @@ class RopeAndQueryScaling(RopeField):
             ORIGINAL_LENGTH: scaling.original_max_length,
         }
         names = ("rope_scaling", "rope_parameters")
-        return fields | {name: {**fields[name], **section} for name in names if fields[name]}
+        return {**fields, **{name: {**fields[name], **section} for name in names if fields[name]}}
