@@ -21,7 +21,7 @@ import tyro
 
 from experiments.training import object_store as stores
 from jaxformer import zoo
-from jaxformer.checks import field_types, require
+from jaxformer.checks import field_types, require, restricted_fields, restrictions
 from jaxformer.config import Attention, AttentionKind, from_python, python_source
 from jaxformer.config.layer import as_cycle
 from jaxformer.config.registry import Option, allowed_types
@@ -325,6 +325,24 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
         is_instance=fits,
         str_from_instance=lambda value: [_quoted(repr(v)) for v in (value if several else [value])],
     )
+
+
+@registry.struct_rule
+def with_ranges(info: tyro.constructors.StructTypeInfo):
+    """Tyro rule that adds to the help of a field what its value must be."""
+    if with_ranges in info.markers or not dataclasses.is_dataclass(info.type):
+        return None
+    info = dataclasses.replace(info, markers=(*info.markers, with_ranges))
+    kind: Any = info.type
+    spec: Any = registry.get_struct_spec(info)  # by the rule for dataclasses
+    ranges = {name: restrictions(hint)[0] for name, hint in restricted_fields(kind).items()}
+
+    def with_range(field: Any) -> Any:
+        sentence = f" Must {ranges[field.name].words}."
+        return dataclasses.replace(field, helptext=lambda: f"{field.helptext() or ''}{sentence}")
+
+    fields = tuple(with_range(f) if f.name in ranges else f for f in spec.fields)
+    return dataclasses.replace(spec, fields=fields)
 
 
 @registry.primitive_rule

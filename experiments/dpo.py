@@ -27,6 +27,7 @@ from experiments.training.recorder import Evaluation, Recorder, TrainData, Train
 from experiments.training.run_config import (
     EpochsConfig,
     FromData,
+    HeldOut,
     check_rows,
     context_length,
     fitting_batch_size,
@@ -34,6 +35,7 @@ from experiments.training.run_config import (
 )
 from experiments.training.train_setup import TrainSetup
 from jaxformer import data
+from jaxformer.checks import Positive, Size
 from jaxformer.json_files import json_digest
 from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch
 from jaxformer.training.gradient import DPO
@@ -66,15 +68,15 @@ class Dpo(EpochsConfig):
     pairs: Path | None = None
     objective: DPO = DPO()
     chat_template: str | None = None
-    held_out: float = 0.05
+    held_out: HeldOut = 0.05
     length: FromData = None  # type: ignore[assignment]
     batch_size: FromData = None  # type: ignore[assignment]
     steps: FromData = None  # type: ignore[assignment]
-    epochs: float | None = 1.0
+    epochs: Positive | None = 1.0
     cache: Path = Path("runs/cache")
-    evaluate_every: int = 50
-    evaluate_pairs: int = 128
-    save_every: int = 100
+    evaluate_every: Size = 50
+    evaluate_pairs: Size = 128
+    save_every: Size = 100
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,13 +9,9 @@ import tyro
 from jax.sharding import Mesh
 
 from experiments.load_model import MAX_DEFAULT_LENGTH, LoadedModel, load_model
-from experiments.training.run_config import (
-    check_integers,
-    check_uses,
-    select_devices,
-    simulate_cpu_devices,
-)
+from experiments.training.run_config import check_uses, select_devices, simulate_cpu_devices
 from jaxformer import data
+from jaxformer.checks import Checked, Size
 from jaxformer.generation import LogLikelihood, log_likelihoods
 from jaxformer.parallel import MeshConfig, make_mesh
 
@@ -23,7 +19,7 @@ ScoringRequest = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(Checked):
     """Options: the model, and the text, questions or tasks to evaluate it on.
 
     Attributes:
@@ -59,19 +55,19 @@ class Evaluate:
     choices: Path | None = None
     tasks: tuple[str, ...] = ()
     task_folder: Path | None = None
-    limit: int | None = None
+    limit: Size | None = None
     step: int | Literal["best"] | None = None
-    length: int | None = None
-    stride: int | None = None
-    batch_size: int = 8
+    length: Size | None = None
+    stride: Size | None = None
+    batch_size: Size = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
     mesh: MeshConfig = MeshConfig()
-    devices: int | None = 1
+    devices: Size | None = 1
     output: Path | None = None
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_integers(self)
+        super().__post_init__()
         of_tasks = ("limit", "task_folder", "apply_chat_template", "system_instruction")
         check_uses(self, needs={"stride": "text"} | dict.fromkeys(of_tasks, "tasks"))
         if self.text is None and self.choices is None and not self.tasks:

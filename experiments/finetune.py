@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments import pretrain
 from experiments.training.program import run_program, tuned_run
 from experiments.training.run_config import FromData, context_length
+from jaxformer.checks import Positive, Size
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 
@@ -31,12 +32,12 @@ class Finetune(pretrain.Pretrain):
         steps: Total number of training steps, instead of --epochs.
     """
 
-    epochs: float | None = 1.0
+    epochs: Positive | None = 1.0
     length: FromData = None  # type: ignore[assignment]
     batch_size: FromData = None  # type: ignore[assignment]
     steps: FromData = None  # type: ignore[assignment]
-    evaluate_every: int = 50
-    save_every: int = 100
+    evaluate_every: Size = 50
+    save_every: Size = 100
     prompt: str = ""
 
     def largest(self) -> "Finetune":

@@ -28,13 +28,9 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse_run, readable_errors
 from experiments.load_model import LoadedModel, load_model
-from experiments.training.run_config import (
-    check_integers,
-    check_uses,
-    select_devices,
-    setup_devices,
-)
+from experiments.training.run_config import Seed, check_uses, select_devices, setup_devices
 from jaxformer import data
+from jaxformer.checks import Checked, Size
 from jaxformer.config import RopeScaling
 from jaxformer.costs import num_parameters
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
@@ -45,7 +41,7 @@ from jaxformer.training.progress import format_count, sanitize_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate:
+class Generate(Checked):
     """Options: the model, the prompt and the sampling.
 
     Attributes:
@@ -82,22 +78,22 @@ class Generate:
     chat_template: str | None = None
     system: str = ""
     prompts: Path | None = None
-    batch_size: int = 8
+    batch_size: Size = 8
     output: Path | None = None
     step: int | Literal["best"] | None = None
-    max_new_tokens: int = 160
+    max_new_tokens: Size = 160
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
     rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     mesh: MeshConfig = MeshConfig()
-    devices: int | None = 1
+    devices: Size | None = 1
     distributed: bool = False
     hosts: DistributedConfig = DistributedConfig()
-    seed: int = 0
+    seed: Seed = 0
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_integers(self)
+        super().__post_init__()
         check_uses(
             self,
             needs={

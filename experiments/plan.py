@@ -9,6 +9,7 @@ import tyro
 
 from experiments.command_line import parse_args
 from jaxformer import zoo
+from jaxformer.checks import AtLeastOne, Checked, Size
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.errors import readable_errors
 from jaxformer.layers.runtime import Remat
@@ -23,7 +24,7 @@ DEFAULT_LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArguments:
+class PlanArguments(Checked):
     """Arguments of the plan command.
 
     Attributes:
@@ -52,23 +53,17 @@ class PlanArguments:
     name: Annotated[str, tyro.conf.Positional]
     adapter: LoRA | None = None
     mesh: MeshConfig = MeshConfig()
-    devices: int | None = None
+    devices: Size | None = None
     chip: str = "h100"
-    batch_size: int | None = None
-    length: int | None = None
-    source_length: int | None = None
-    gradient_accumulation_steps: int = 1
+    batch_size: Size | None = None
+    length: Size | None = None
+    source_length: Size | None = None
+    gradient_accumulation_steps: Size = 1
     remat: Remat = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    expert_capacity_factor: float | None = None
+    expert_capacity_factor: AtLeastOne | None = None
     optimizer: OptimizerKind = "adamw"
     compile: str | None = None
-
-    def __post_init__(self):
-        for name in ("devices", "source_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
 
 
 def main(arguments: list[str] | None = None) -> None:

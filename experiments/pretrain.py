@@ -15,7 +15,6 @@ status 130, 143 or 129; --resume resumes it. The third such signal ends the run 
 run at a time can use a folder.
 """
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from experiments.training.run_config import (
     LENGTH_MULTIPLE,
     UPDATES_PER_EPOCH,
     EpochsConfig,
+    HeldOut,
     check_rows,
     check_uses,
     fitting_batch_size,
@@ -45,6 +45,7 @@ from experiments.training.run_config import (
 from experiments.training.train_setup import TrainSetup
 from jaxformer import data
 from jaxformer import functional as F
+from jaxformer.checks import NotNegative, Size
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.generation import Sample, generate
 from jaxformer.json_files import json_with_checksum, read_json_with_checksum
@@ -81,24 +82,22 @@ class Pretrain(EpochsConfig):
     corpus: data.Corpus = data.StandardLibrary()
     tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
     chat_template: str | None = None
-    held_out: float = 0.05
-    held_out_bytes: int | None = 20_000_000
-    length: int = 256
-    batch_size: int = 8
-    steps: int = 600
+    held_out: HeldOut = 0.05
+    held_out_bytes: Size | None = 20_000_000
+    length: Size = 256
+    batch_size: Size = 8
+    steps: Size = 600
     cache: Path = Path("runs/cache")
-    buffer_gb: float = 20.0
-    evaluate_every: int = 100
-    evaluate_rows: int = 64
+    buffer_gb: NotNegative = 20.0
+    evaluate_every: Size = 100
+    evaluate_rows: Size = 64
     prompt: str = "def "
-    sample_tokens: int | None = 160
+    sample_tokens: Size | None = 160
 
     def __post_init__(self):
         super().__post_init__()
         check_uses(self, needs={"prompt": "sample_tokens"})
         check_rows(self, "Pretraining")
-        if not 0 <= self.buffer_gb < math.inf:
-            raise ValueError(f"buffer_gb must be finite and not negative; got {self.buffer_gb}.")
         if self.chat_template is not None and not (
             has_instructions(self.corpus) and isinstance(self.tokenizer, data.PretrainedTokenizer)
         ):

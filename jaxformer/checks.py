@@ -5,14 +5,26 @@ import dataclasses
 import functools
 import numbers
 import types
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # models compute in float32
 INT32_MAX = 2**31 - 1  # sizes and positions are int32
 MAX_REPR_LENGTH = 100  # characters of a value in an error message
+
+T = TypeVar("T")
 
 
 class OptionError(ValueError):
@@ -65,6 +77,51 @@ def require_like(giver: str, axes: str, result: Any, shape: tuple[int, ...], dty
         raise OptionError(f"{giver} must return {axes} of dtype {dtype}; got {result.dtype}.")
 
 
+class Must(NamedTuple):
+    """What a field must be beside its type, in an annotation: `Annotated[float, Must(...)]`.
+
+    Attributes:
+        words: The rest of the sentence "the field must ...", for errors and `--help`.
+        holds: Whether it holds for a value of the type.
+        advice: A sentence to add to errors.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    advice: str = ""
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+Size = Annotated[
+    int,
+    Must("be positive", lambda size: size > 0),
+    Must(f"be at most {INT32_MAX}", lambda size: size <= INT32_MAX),
+]
+Count = Annotated[int, Must("be at least 0", lambda count: count >= 0)]
+Positive = Annotated[float, Must("be positive", lambda number: number > 0)]
+NotNegative = Annotated[float, Must("be at least 0", lambda number: number >= 0)]
+AboveOne = Annotated[float, Must("be above 1", lambda number: number > 1)]
+AtLeastOne = Annotated[float, Must("be at least 1", lambda number: number >= 1)]
+Rate = Annotated[float, Must("be in [0, 1)", lambda rate: 0 <= rate < 1)]
+Fraction = Annotated[float, Must("be in (0, 1]", lambda fraction: 0 < fraction <= 1)]
+Share = Annotated[float, Must("be in [0, 1]", lambda share: 0 <= share <= 1)]
+NOT_EMPTY = Must("have at least one entry", lambda entries: entries != ())
+Cycle = Annotated[tuple[T, ...], NOT_EMPTY]  # over the layers
+Distinct = Annotated[
+    tuple[T, ...], Must("not repeat an entry", lambda entries: len(set(entries)) == len(entries))
+]
+
+
+class Checked:
+    """Base of options: their fields are checked against their annotations."""
+
+    def __post_init__(self) -> None:
+        """Check every field; subclasses add checks of several fields after this."""
+        check_fields(self)
+
+
 class Coerced(NamedTuple):
     """A field's value after coercion to its annotation."""
 
@@ -93,26 +150,14 @@ def check_fields(config: Any) -> None:
             raise ValueError(f"{path} must be {expected}; got {shown(actual)}.")
         if coerced.value is not value:
             object.__setattr__(config, name, coerced.value)
+    for name, hint in restricted_fields(config.__class__).items():
+        _check_range(f"{type(config).__name__}.{name}", hint, getattr(config, name))
 
 
 def require(condition: bool, message: str) -> None:
     """Raise ValueError(message) unless the condition holds."""
     if not condition:
         raise ValueError(message)
-
-
-def require_positive(config: Any, *names: str) -> None:
-    """Require that the named fields are above 0 and sizes fit int32; None is allowed."""
-    for name in names:
-        value = getattr(config, name)
-        require(
-            value is None or value > 0,
-            f"{type(config).__name__}.{name} must be positive; got {value}.",
-        )
-        require(
-            type(value) is not int or value <= INT32_MAX,
-            f"{type(config).__name__}.{name} must be at most {INT32_MAX}; got {value}.",
-        )
 
 
 def require_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> None:
@@ -124,25 +169,6 @@ def require_count(name: str, value: Any, *, least: int = 1, most: int | None = N
         raise ValueError(f"{name} must be an integer {bound}; got {shown}.")
 
 
-def require_at_least(config: Any, least: int, *names: str) -> None:
-    """Require that the named fields are at least `least`; None is allowed."""
-    bound = f"be at least {least}" if least else "not be negative"
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value >= least, f"{name} must {bound}; got {value}.")
-
-
-def require_nonempty(config: Any, *names: str) -> None:
-    """Require that the named per-layer tuples have at least one entry."""
-    for name in names:
-        value = getattr(config, name)
-        require(
-            len(value) > 0,
-            f"{type(config).__name__}.{name} is cycled over the layers, so it needs at least one "
-            f"entry; got {value!r}.",
-        )
-
-
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
     """Return the resolved annotations of a dataclass's init fields, by name."""
@@ -150,11 +176,44 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
+@functools.cache
+def restricted_fields(kind: type) -> dict[str, Any]:
+    """Return the annotations that have a `Must`, by the name of the dataclass's init field."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in field_types(kind) if restrictions(hints[name])}
+
+
+def restrictions(hint: Any) -> list[Must]:
+    """Return every `Must` in an annotation."""
+    if isinstance(hint, Must):
+        return [hint]
+    return [must for part in get_args(hint) for must in restrictions(part)]
+
+
+def _check_range(path: str, hint: Any, value: Any) -> None:
+    """Raise a ValueError unless every `Must` of the annotation holds for a value of its type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        _check_range(path, next(x for x in args if _coerce(x, value) is not None), value)
+    elif origin is tuple:
+        hints = args[:1] * len(value) if args[1:] == (...,) else args
+        for index, item in enumerate(value):
+            _check_range(f"{path}[{index}]", hints[index], item)
+    elif origin is Annotated:
+        for must in (x for x in args[1:] if isinstance(x, Must)):
+            if not must.holds(value):
+                advice = f" {must.advice}" if must.advice else ""
+                raise ValueError(f"{path} must {must.words}; got {shown(value)}.{advice}")
+        _check_range(path, args[0], value)
+
+
 def _coerce(hint: Any, value: Any) -> Coerced | None:
     """Return the value coerced to the annotation, or None if it does not fit."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return Coerced(value)
+    if origin is Annotated:
+        return _coerce(args[0], value)
     if origin in (Union, types.UnionType):
         candidates = (_coerce(option, value) for option in args)
         return next((coerced for coerced in candidates if coerced is not None), None)

@@ -21,6 +21,7 @@ from experiments.studies.variants import make_variants
 from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
+from jaxformer.checks import Size
 from jaxformer.config import (
     GLU,
     MLP,
@@ -232,6 +233,17 @@ def test_an_imported_bias_prints_and_is_read_back():
     printed = repr(config.attention.positions)
     assert from_python(printed, kinds) == config.attention.positions
     assert printed.startswith("(Nearness(reach=3.0), Rope(base=10000.0")
+
+
+def test_an_own_option_has_ranges_and_keeps_its_size():
+    @dataclass(frozen=True, kw_only=True)
+    class Damped(options.ScoreBias):
+        num_terms: Size = 32
+        hidden_dim: Size | None = None
+
+    assert with_positions(Damped(hidden_dim=64)).tiny().attention.positions[0].hidden_dim == 64
+    with pytest.raises(ValueError, match=r"^Damped\.num_terms must be positive; got 0\.$"):
+        Damped(num_terms=0)
 
 
 def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):

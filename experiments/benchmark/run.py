@@ -21,11 +21,11 @@ from experiments.benchmark.cases import (
 from experiments.benchmark.report import markdown_sections, plot_cases
 from experiments.benchmark.runner import run_interleaved
 from experiments.training.output_folder import lock_folder
-from experiments.training.run_config import check_integers
+from jaxformer.checks import Checked, Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark:
+class Benchmark(Checked):
     """Options of a benchmark run.
 
     Attributes:
@@ -43,15 +43,12 @@ class Benchmark:
 
     preset: Literal["peers", "smoke", "gpu", "h100"] = "peers"
     only: tuple[CaseName, ...] = ()
-    rounds: int = 7
-    layers: int | None = None
-    length: int | None = None
-    devices: int | None = None
+    rounds: Size = 7
+    layers: Size | None = None
+    length: Size | None = None
+    devices: Size | None = None
     profile: bool = False
     output: Path | None = None
-
-    def __post_init__(self):
-        check_integers(self)
 
 
 def main(options: Benchmark) -> Path:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from experiments.studies.train_seeds import (
 )
 from experiments.training.output_folder import lock_folder
 from experiments.training.run_config import (
-    check_integers,
+    Seed,
     check_uses,
     enable_compilation_cache,
     select_devices,
@@ -31,6 +31,7 @@ from experiments.training.run_config import (
 )
 from experiments.training.train_setup import check_vocabulary
 from jaxformer import costs
+from jaxformer.checks import Checked, Must, Size
 from jaxformer.data import max_vocab_size
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.schedules import make_schedule
@@ -39,7 +40,7 @@ ExtraMetric = Callable[[Variant, Any, PackedCorpus, StudyTraining], ResultDict]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Checked):
     """Options that all studies share.
 
     Attributes:
@@ -62,20 +63,18 @@ class Study:
 
     size: Literal["smoke", "cpu", "untied", "gpu"] = "cpu"
     run: str | None = None
-    seeds: int = 4
-    first_seed: int = 0
-    steps: int | None = None
-    batch_size: int | None = None
-    length: int | None = None
-    devices: int | None = None
+    seeds: Annotated[Size, Must("be at least 2, for an interval", lambda n: n > 1)] = 4
+    first_seed: Seed = 0
+    steps: Size | None = None
+    batch_size: Size | None = None
+    length: Size | None = None
+    devices: Size | None = None
     output: Path | None = None
     cache: Path = Path("runs/cache")
 
     def __post_init__(self):
-        check_integers(self)
+        super().__post_init__()
         check_uses(self, excludes={"size": "run"})
-        if self.seeds < 2:
-            raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
         if self.run is not None and self.run not in RUNS:
             raise ValueError(f"There is no named run {self.run!r}. Named runs: {', '.join(RUNS)}.")
 

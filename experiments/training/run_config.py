@@ -3,19 +3,19 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import jax
 
 from jaxformer import functional as F
 from jaxformer import parallel
+from jaxformer.checks import AtLeastOne, Checked, Must, Positive, Size
 from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import TokenizerConfig
 from jaxformer.layers.runtime import Remat
@@ -27,14 +27,20 @@ from jaxformer.training.skip_step import SkipStepConfig
 if TYPE_CHECKING:  # the data, or `RunConfig.largest`, replace None before anything reads it
     FromData: TypeAlias = int
 else:
-    FromData = int | None
+    FromData = Size | None
+
+Seed: TypeAlias = Annotated[
+    int, Must(f"lie between 0 and {2**32 - 1}", lambda seed: 0 <= seed < 2**32)
+]
+InitName: TypeAlias = Annotated[str, Must("name a folder, a hub name or the output of a run", bool)]
+HeldOut: TypeAlias = Annotated[float, Must("lie between 0 and 1", lambda share: 0 < share < 1)]
 
 UPDATES_PER_EPOCH = 10  # at least, where the batch size follows from the data
 LENGTH_MULTIPLE = 16  # of row lengths that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
     """Options that all training programs share.
 
     Attributes:
@@ -87,12 +93,12 @@ class RunConfig:
     """
 
     model: TransformerConfig
-    init: str | None = None
+    init: InitName | None = None
     tokenizer: TokenizerConfig
-    batch_size: int
-    gradient_accumulation_steps: int = 1
-    steps: int
-    schedule_steps: int | None = None
+    batch_size: Size
+    gradient_accumulation_steps: Size = 1
+    steps: Size
+    schedule_steps: Size | None = None
     optimizer: OptimizerConfig
     objective: Objective = Objective()
     skip_step: SkipStepConfig = SkipStepConfig()
@@ -100,41 +106,32 @@ class RunConfig:
     remat: Remat = "dots"
     attention_implementation: F.Implementation = "auto"
     scan: bool = False
-    expert_capacity_factor: float | None = None
+    expert_capacity_factor: AtLeastOne | None = None
     mesh: MeshConfig = MeshConfig()
     overlap: bool = True
-    devices: int | None = None
+    devices: Size | None = None
     distributed: bool = False
     hosts: DistributedConfig = DistributedConfig()
-    seed: int = 0
+    seed: Seed = 0
     output: Path | None = None
     resume: bool = False
     resume_or_begin: bool = False
-    log_every: int = 10
-    evaluate_every: int
-    save_every: int = 200
-    keep: int = 3
+    log_every: Size = 10
+    evaluate_every: Size
+    save_every: Size = 200
+    keep: Size = 3
     tensorboard: bool = True
-    wandb: str | None = None
+    wandb: Annotated[str, Must("name a project", bool)] | None = None
     profile_steps: str | None = None
     show: Literal["changes", "all"] = "changes"
 
     def __post_init__(self):
-        check_integers(self)
+        super().__post_init__()
         check_uses(self, excludes={"resume": "resume_or_begin"})
-        if self.expert_capacity_factor is not None and not self.expert_capacity_factor >= 1:
-            raise ValueError(
-                "expert_capacity_factor must be at least 1, or None; got "
-                f"{self.expert_capacity_factor}."
-            )
         if self.resume_or_begin and self.output is None:
             raise ValueError(
                 "--resume-or-begin needs --output FOLDER, from which the next start resumes."
             )
-        if self.wandb == "":
-            raise ValueError("wandb must name a project; got ''.")
-        if self.init == "":
-            raise ValueError("init must name a folder, a hub name or the output of a run; got ''.")
         if getattr(self, "epochs", None) is None:
             self.check_profiled_steps()
 
@@ -187,14 +184,12 @@ class EpochsConfig(RunConfig):
             read at least this often. None means --steps; --steps replaces a default.
     """
 
-    epochs: float | None = None
+    epochs: Positive | None = None
 
     def __post_init__(self):
         if self.epochs is None and self.steps is None:
             raise ValueError("--epochs None needs --steps NUMBER.")
         super().__post_init__()
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
 
 
 AnyRunConfig = TypeVar("AnyRunConfig", bound=RunConfig)
@@ -227,14 +222,12 @@ def length_warning(what: str, length: int, known: int | None, remedy: str) -> st
 
 
 def check_rows(run: Any, program: str) -> None:
-    """Raise unless the model is a decoder for the row length, and a part of the data is held out.
+    """Raise unless the model is a decoder for the row length.
 
     Args:
-        run: A run with the fields `held_out` and `length`.
+        run: A run with the field `length`.
         program: What needs it, such as "DPO".
     """
-    if not 0 < run.held_out < 1:
-        raise ValueError(f"held_out must lie between 0 and 1; got {run.held_out}.")
     longest = run.model.max_length
     if None not in (longest, run.length) and run.length > longest:
         raise ValueError(
@@ -242,26 +235,6 @@ def check_rows(run: Any, program: str) -> None:
         )
     if not isinstance(run.model.topology, Decoder):
         raise ValueError(f"{program} needs the topology Decoder; got {run.model.topology}.")
-
-
-def check_integers(config: Any) -> None:
-    """Raise if a count is below 1 or above 2**31 - 1, or the seed is not a 32-bit integer.
-
-    Args:
-        config: A dataclass whose integers are counts, except for seeds.
-
-    Raises:
-        ValueError: The message has the field and its value.
-    """
-    for field in dataclasses.fields(config):
-        number = getattr(config, field.name)
-        if field.type not in (int, int | None) or number is None:
-            continue
-        minimum, maximum = (0, 2**32 - 1) if field.name.endswith("seed") else (1, 2**31 - 1)
-        if not minimum <= number <= maximum:
-            raise ValueError(
-                f"{field.name} must lie between {minimum} and {maximum}; got {number}."
-            )
 
 
 def check_uses(

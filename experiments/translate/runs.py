@@ -1,9 +1,11 @@
 """Configuration and named runs of the translation example."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from experiments.training.run_config import RunConfig
 from jaxformer import data
+from jaxformer.checks import NOT_EMPTY, Size
 from jaxformer.config import (
     MLP,
     Embedding,
@@ -39,22 +41,20 @@ class Translate(RunConfig):
     """
 
     tokenizer: data.TokenizerConfig = data.Characters()
-    source_lengths: tuple[int, ...] = (16, 24, 56)
-    batch_size: int = 64
-    group: int = 16
-    steps: int = 3600
+    source_lengths: Annotated[tuple[Size, ...], NOT_EMPTY] = (16, 24, 56)
+    batch_size: Size = 64
+    group: Size = 16
+    steps: Size = 3600
     objective: Objective = Objective(label_smoothing=0.1)
     beam: Beam = Beam(num_beams=4, length_penalty=0.6)
-    average: int = 3
-    held_out_texts: int = 1900
-    evaluate_every: int = 500
-    evaluate_texts: int = 190
-    keep: int = 5
+    average: Size = 3
+    held_out_texts: Size = 1900
+    evaluate_every: Size = 500
+    evaluate_texts: Size = 190
+    keep: Size = 5
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.source_lengths:
-            raise ValueError("source_lengths is empty; pass at least one length, such as 24 56.")
         if self.average > self.keep:
             raise ValueError(
                 f"average={self.average} needs as many checkpoints, but only keep={self.keep} are "

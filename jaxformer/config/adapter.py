@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.checks import NOT_EMPTY, Checked, Positive, Rate, Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRA:
+class LoRA(Checked):
     """Low-rank adapters: each targeted kernel W gets a trained update of rank r, and stays frozen.
 
         y = x W + scale * (x A) B;    scale = alpha / rank, or alpha / sqrt(rank) with rslora
@@ -49,21 +49,17 @@ class LoRA:
         Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, 2024. arXiv:2402.09353
     """
 
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    rank: Size = 16
+    alpha: Positive = 32.0
+    targets: Annotated[tuple[str, ...] | Literal["all-linear"], NOT_EMPTY] = "all-linear"
     rslora: bool = False
     dora: bool = False
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     trained: tuple[str, ...] = ()
     base_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "rank")
-        require(self.alpha > 0, f"alpha must be positive; got {self.alpha}.")
-        require(0 <= self.dropout < 1, f"dropout must be in [0, 1); got {self.dropout}.")
-        require(bool(self.targets), "targets must name at least one linear map; got none.")
+        super().__post_init__()
         wholes = {"experts", "embedding", "positions", "head"} & set(self.targets)
         if self.dora and self.targets != "all-linear" and wholes:
             raise ValueError(f"dora is not supported for the targets {sorted(wholes)}.")

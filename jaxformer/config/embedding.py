@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jaxformer.checks import check_fields, require_positive
+from jaxformer.checks import Checked, Positive, Size
 from jaxformer.config.norms import Norm
 from jaxformer.config.positions import Learned, Sinusoid
+from jaxformer.config.tiny import rescale_with_width, shrink
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding:
+class Embedding(Checked):
     """Token embedding: scale, positions, norm, and an optional low-rank width.
 
     Attributes:
@@ -23,15 +24,16 @@ class Embedding:
     scale: float = 1.0
     positions: Learned | Sinusoid | None = None
     norm: Norm | None = None
-    dim: int | None = None
+    dim: Size | None = None
 
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "dim")
+    def resized(self, old_width: int, new_width: int) -> Embedding:
+        """Return the embedding at test size, for another model width."""
+        scale = rescale_with_width(self.scale, old_width, new_width)
+        return shrink(self, scale=scale, dim=self.dim and new_width // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LMHead:
+class LMHead(Checked):
     """LM head: logits from the final hidden vectors.
 
         logits = softcap(multiplier * (x @ kernel + bias))
@@ -48,10 +50,14 @@ class LMHead:
     tied: bool = False
     bias: bool = False
     multiplier: float = 1.0
-    softcap: float | None = None
+    softcap: Positive | None = None
     masked_ids: tuple[int, ...] = ()
     unit_rows: bool = False
 
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "softcap")
+    def resized(self, old_width: int, new_width: int, vocab_size: int) -> LMHead:
+        """Return the head at test size, for another model width and vocabulary."""
+        return replace(
+            self,
+            multiplier=rescale_with_width(self.multiplier, old_width, new_width),
+            masked_ids=(vocab_size - 1,) if self.masked_ids else (),
+        )

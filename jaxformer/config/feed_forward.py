@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from jaxtyping import Array
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.checks import Checked, Must, Positive, Size, require
 from jaxformer.config.norms import Norm
 from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
-from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_HIDDEN_DIM, TINY_NUM_EXPERTS
+from jaxformer.config.tiny import TINY_NUM_EXPERTS, shrink
 from jaxformer.functional.activations import ACTIVATIONS
 
 Dense = TypeVar("Dense", bound="DenseFeedForward")
@@ -59,14 +59,14 @@ class FeedForward(Option, protocol=True):
         return 0
 
 
-def check_activation(config: "MLP | GLU") -> None:
-    """Check that the activation's name is registered."""
-    require(
-        config.activation in ACTIVATIONS,
-        f"{type(config).__name__}.activation must be one of {', '.join(map(repr, ACTIVATIONS))}; "
-        f"got {config.activation!r}. Register your own with @options.activation in a module that "
-        "is imported first (--import MODULE).",
-    )
+Activation = Annotated[
+    str,
+    Must(
+        f"be one of {', '.join(map(repr, ACTIVATIONS))}, or your own, registered by "
+        "@options.activation in a module that is imported first (--import MODULE)",
+        ACTIVATIONS.__contains__,
+    ),
+]
 
 
 class DenseFeedForward(FeedForward, protocol=True):
@@ -102,7 +102,7 @@ class DenseFeedForward(FeedForward, protocol=True):
 
     def tiny(self: Dense) -> Dense:
         """Return the option at test size."""
-        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+        return shrink(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +116,9 @@ class MLP(DenseFeedForward):
         bias: Whether the linear layers have biases.
     """
 
-    hidden_dim: int
-    activation: str = "gelu_tanh"
+    hidden_dim: Size
+    activation: Activation = "gelu_tanh"
     bias: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_positive(self, "hidden_dim")
-        check_activation(self)
 
     input_projections = ("up",)
 
@@ -143,15 +138,10 @@ class GLU(DenseFeedForward):
         sub_norm: Norm of the hidden features, before `down` (BitNet). Experts have none.
     """
 
-    hidden_dim: int
-    activation: str = "silu"
+    hidden_dim: Size
+    activation: Activation = "silu"
     bias: bool = False
     sub_norm: Norm | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_positive(self, "hidden_dim")
-        check_activation(self)
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """activation(gate) * up."""
@@ -169,14 +159,10 @@ class ClampedGEGLU(DenseFeedForward):
         bias: Whether the linear layers have biases.
     """
 
-    hidden_dim: int
-    limit: float = 20.0
+    hidden_dim: Size
+    limit: Positive = 20.0
     alpha: float = 1.702
     bias: bool = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_positive(self, "hidden_dim", "limit")
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """`F.clamped_geglu` of gate and up."""
@@ -197,13 +183,9 @@ class XIELU(DenseFeedForward):
         Huang and Schlag, Deriving Activation Functions Using Integration, 2024. arXiv:2411.13010
     """
 
-    hidden_dim: int
+    hidden_dim: Size
     beta: float = 0.5
     bias: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_positive(self, "hidden_dim")
 
     input_projections = ("up",)
     # Softplus makes them 0.8, and 0.8 less the usual beta.
@@ -218,7 +200,7 @@ class XIELU(DenseFeedForward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertGroups:
+class ExpertGroups(Checked):
     """Groups of experts with consecutive numbers; a token chooses experts of the best groups only.
 
     Attributes:
@@ -228,13 +210,12 @@ class ExpertGroups:
             the sum of the two largest (DeepSeek V3).
     """
 
-    num_groups: int
-    top_k: int
+    num_groups: Size
+    top_k: Size
     score: F.GroupScore = "top_2"
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_groups", "top_k")
+        super().__post_init__()
         require(
             self.top_k <= self.num_groups,
             "ExpertGroups.top_k must be at most num_groups; "
@@ -243,7 +224,7 @@ class ExpertGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router:
+class Router(Checked):
     """Scores the experts of a mixture, chooses top_k of them and weighs their outputs.
 
         scores = score(x @ kernel + bias)
@@ -277,12 +258,8 @@ class Router:
     scale: float = 1.0
     expert_scale: bool = False
     norm: Norm | None = None
-    logit_softcap: float | None = None
-    capacity: int | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "capacity", "logit_softcap")
+    logit_softcap: Positive | None = None
+    capacity: Size | None = None
 
     weighs_inputs = False
 
@@ -308,18 +285,14 @@ class Router:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseMixer:
+class SparseMixer(Checked):
     """Chooses one expert after another and weighs each among its rivals (Phi-3.5 MoE).
 
     Attributes:
         jitter: Half the relative distance to the best logit up to which an expert is a rival.
     """
 
-    jitter: float = 0.01
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "jitter")
+    jitter: Positive = 0.01
 
     # What it has of the fields of `Router`.
     score = "softmax"  # of the load-balancing loss
@@ -353,7 +326,7 @@ class InputRouter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedExpert:
+class SharedExpert(Checked):
     """An expert that every token meets beside the chosen ones.
 
     Attributes:
@@ -367,12 +340,9 @@ class SharedExpert:
     gated: bool = False
     combination: Literal["sum", "average"] = "sum"
 
-    def __post_init__(self):
-        check_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertLatent:
+class ExpertLatent(Checked):
     """Projections around the experts, which read and write a latent narrower than the model.
 
         y = up(sum of weights * expert(down(x)))
@@ -388,12 +358,8 @@ class ExpertLatent:
         (LatentMoE)
     """
 
-    latent_dim: int
+    latent_dim: Size
     bias: bool = False
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "latent_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,8 +383,8 @@ class MoE(FeedForward):
     """
 
     expert: MLP | GLU | ClampedGEGLU
-    num_experts: int
-    top_k: int = 2
+    num_experts: Size
+    top_k: Size = 2
     router: Router | SparseMixer | InputRouter = Router()
     shared: SharedExpert | None = None
     latent: ExpertLatent | None = None
@@ -427,7 +393,6 @@ class MoE(FeedForward):
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "num_experts", "top_k")
         require(
             self.top_k <= self.num_experts,
             "MoE.top_k must be at most num_experts; "
@@ -491,19 +456,11 @@ class MoE(FeedForward):
 
     def tiny(self) -> "MoE":
         """Return the option at test size."""
-        router, shared, num_experts = self.router, self.shared, TINY_NUM_EXPERTS
-        if isinstance(router, Router) and router.groups is not None:
-            router = replace(router, groups=replace(router.groups, num_groups=4, top_k=2))
+        num_experts = min(self.num_experts, TINY_NUM_EXPERTS)
+        top_k = min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts)
+        if self.router.groups is not None:
             num_experts = 2 * TINY_NUM_EXPERTS
-        return replace(
-            self,
-            expert=self.expert.tiny(),
-            num_experts=num_experts if router.groups else min(self.num_experts, num_experts),
-            top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
-            router=router,
-            shared=shared and replace(shared, expert=shared.expert.tiny()),
-            latent=self.latent and replace(self.latent, latent_dim=TINY_HEAD_DIM),
-        )
+        return shrink(self, num_experts=num_experts, top_k=top_k)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,24 +8,20 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxformer.checks import check_fields, require_positive
+from jaxformer.checks import Checked, Positive
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normal:
+class Normal(Checked):
     """Normal with a fixed standard deviation.
 
     Attributes:
         std: The standard deviation.
     """
 
-    std: float = 0.02
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "std")
+    std: Positive = 0.02
 
     def sample(
         self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
@@ -34,16 +30,12 @@ class Normal:
         return initializers.normal(self.std / divisor)(key, shape, dtype)
 
 
-class VarianceScaling:
+class VarianceScaling(Checked):
     """Base of initialisers whose variance is gain ** 2 / a number of inputs or outputs."""
 
-    gain: float
+    gain: Positive
     mode: Literal["fan_in", "fan_avg"]
     distribution: Literal["normal", "uniform"]
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "gain")
 
     def sample(
         self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
@@ -67,7 +59,7 @@ class FanIn(VarianceScaling):
         gain: Factor of the standard deviation; 1 keeps the variance of the inputs.
     """
 
-    gain: float = 1.0
+    gain: Positive = 1.0
     mode = "fan_in"
     distribution = "normal"
 
@@ -80,7 +72,7 @@ class FanAverage(VarianceScaling):
         gain: Factor of the standard deviation; Glorot uses 1.
     """
 
-    gain: float = 1.0
+    gain: Positive = 1.0
     mode = "fan_avg"
     distribution = "uniform"
 
@@ -100,7 +92,7 @@ Initialiser = Normal | FanIn | FanAverage | Zeros
 
 
 @dataclass(frozen=True, kw_only=True)
-class Initialisation:
+class Initialisation(Checked):
     """Initialiser of each group of parameters; None means `projection`.
 
     Attributes:
@@ -127,6 +119,3 @@ class Initialisation:
     feed_forward_out: Initialiser | None = None
     head: Initialiser | None = None
     residual: Literal["plain", "depth"] = "depth"
-
-    def __post_init__(self):
-        check_fields(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from jaxformer.checks import check_fields, require
+from jaxformer.checks import Checked, require
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.hybrid_heads import HeadKind, HybridHeads
 from jaxformer.config.attention.latent import Latent
@@ -23,6 +23,7 @@ from jaxformer.config.positions import (
     as_rope,
     as_transformer_xl,
 )
+from jaxformer.config.tiny import shrink
 
 AttentionKind = HeadKind | HybridHeads | NoAttention
 Attention = AttentionKind | tuple[AttentionKind, ...]  # the same in all layers, or a cycle
@@ -30,7 +31,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "res_post"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Checked):
     """Options of one layer.
 
     Attributes:
@@ -45,7 +46,7 @@ class Layer:
     norm_placement: NormPlacement = "pre"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         main = self.attention.main
         counts = len(main.positions), len(main.windows)
         require(
@@ -97,8 +98,7 @@ class Layer:
 
     def tiny(self) -> Layer:
         """Return the layer at test size."""
-        attention, feed_forward = self.attention.tiny(), self.feed_forward.tiny()
-        return replace(self, attention=attention, feed_forward=feed_forward)
+        return shrink(self)
 
 
 def as_cycle(x: Any) -> tuple[Any, ...]:

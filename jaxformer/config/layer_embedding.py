@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxformer.checks import check_fields, require_positive
-from jaxformer.config.feed_forward import check_activation
-from jaxformer.config.tiny import TINY_HEAD_DIM
+from jaxformer.checks import Checked, Size
+from jaxformer.config.feed_forward import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerEmbedding:
+class LayerEmbedding(Checked):
     """Per-layer embeddings (PLE): a branch at the end of each layer reads its own embedding.
 
         e = (norm(x_0 @ P / sqrt(model_dim)) + sqrt(dim) * table[token]) / sqrt(2)
@@ -27,13 +26,8 @@ class LayerEmbedding:
         Gemma team, Gemma 3n, 2025. https://ai.google.dev/gemma/docs/gemma-3n
     """
 
-    dim: int
-    activation: str = "gelu_tanh"
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "dim")
-        check_activation(self)
+    dim: Size
+    activation: Activation = "gelu_tanh"
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer over a sequence, with P."""
@@ -47,7 +41,3 @@ class LayerEmbedding:
             case "dots":
                 return 2 * self.dim + model_dim
         return 4 * self.dim + 3 * model_dim
-
-    def tiny(self) -> LayerEmbedding:
-        """Return the option at test size."""
-        return replace(self, dim=TINY_HEAD_DIM)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import cycle, islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from jaxformer.checks import check_fields, require, require_nonempty, require_positive
+from jaxformer.checks import NOT_EMPTY, Checked, Cycle, Rate, Size
 from jaxformer.config.adapter import LoRA
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.grouped_heads import GroupedHeads
@@ -33,18 +33,12 @@ from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
 from jaxformer.config.segments import Segments, find_segments
 from jaxformer.config.serialization import python_source
-from jaxformer.config.tiny import (
-    TINY_HEAD_DIM,
-    TINY_VOCAB_SIZE,
-    shorten_pattern,
-    tiny_embedding,
-    tiny_head,
-)
+from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_VOCAB_SIZE, shorten_pattern, shrink
 from jaxformer.config.topology import Decoder, EncoderDecoder, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout:
+class Dropout(Checked):
     """Dropout rates by place.
 
     Attributes:
@@ -54,22 +48,17 @@ class Dropout:
         residual: Rate for the output of each branch, before a norm that follows it.
     """
 
-    embedding: float = 0.0
-    attention: float = 0.0
-    feed_forward: float = 0.0
-    residual: float = 0.0
-
-    def __post_init__(self):
-        check_fields(self)
-        for name, rate in vars(self).items():
-            require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
+    embedding: Rate = 0.0
+    attention: Rate = 0.0
+    feed_forward: Rate = 0.0
+    residual: Rate = 0.0
 
 
 Stack = Literal["decoder", "encoder"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class TransformerConfig:
+class TransformerConfig(Checked):
     """Configuration of a whole model: its layers, and what is around them.
 
     `layers` has the options of every layer. `attention`, `feed_forward` and `norm_placement` are
@@ -121,15 +110,15 @@ class TransformerConfig:
         RMSNorm(eps=1e-06, eps_position='inside', parameters='scale', scale_offset=0.0)
     """
 
-    vocab_size: int
-    model_dim: int
-    num_layers: int = field(compare=False)
-    attention: Attention = field(compare=False)
-    feed_forward: tuple[FeedForward, ...] = field(compare=False)
+    vocab_size: Size
+    model_dim: Size
+    num_layers: Size = field(compare=False)
+    attention: Annotated[Attention, NOT_EMPTY] = field(compare=False)
+    feed_forward: Cycle[FeedForward] = field(compare=False)
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
-    norm_placement: NormPlacement | tuple[NormPlacement, ...] = field(default="pre", compare=False)
+    norm_placement: NormPlacement | Cycle[NormPlacement] = field(default="pre", compare=False)
     final_norm: bool = True
     residual: Residual | None = None
     residual_multiplier: float = 1.0
@@ -144,11 +133,7 @@ class TransformerConfig:
     max_position_embeddings: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "vocab_size", "model_dim", "num_layers")
-        cycles = {"attention": self.attention, "norm_placement": self.norm_placement}
-        names = [name for name, cycle in cycles.items() if isinstance(cycle, tuple)]
-        require_nonempty(self, "feed_forward", *names)
+        super().__post_init__()
         check_model(self)
 
     def __repr__(self) -> str:
@@ -215,9 +200,9 @@ class TransformerConfig:
         Raises:
             ValueError: The attention has no position option, or does not support these.
         """
-        attention = self.attention
+        attention, cycle = self.attention, tuple[Any, ...](positions)
         if isinstance(attention, GroupedHeads | Latent):
-            return replace(self, attention=replace(attention, positions=positions))
+            return replace(self, attention=replace(attention, positions=cycle))
         if isinstance(attention, Decay):
             raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
         name = "A cycle of kinds" if isinstance(attention, tuple) else type(attention).__name__
@@ -280,6 +265,7 @@ class TransformerConfig:
         width = max(layer.attention.heads_width for layer in layers) or 4 * TINY_HEAD_DIM
         full_width = max(layer.attention.heads_width for layer in self.layers)
         model_dim = width if full_width == self.model_dim else width - TINY_HEAD_DIM
+        widths = self.model_dim, model_dim
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
         return replace(
             self,
@@ -288,9 +274,9 @@ class TransformerConfig:
             num_layers=len(layers),
             **cycles_of(layers),
             topology=self._tiny_topology(),
-            embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
-            layer_embedding=self.layer_embedding and self.layer_embedding.tiny(),
-            head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
+            embedding=self.embedding.resized(*widths),
+            layer_embedding=self.layer_embedding and shrink(self.layer_embedding),
+            head=self.head.resized(*widths, vocab_size),
         )
 
     def _tiny_topology(self) -> Topology:

@@ -6,13 +6,13 @@ from typing import Literal
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require_positive
+from jaxformer.checks import Checked, Positive
 
 NormParameters = Literal["none", "scale", "scale_bias"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm:
+class LayerNorm(Checked):
     """Subtract the mean and divide by the standard deviation of each vector.
 
     Attributes:
@@ -21,14 +21,10 @@ class LayerNorm:
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
     """
 
-    eps: float = 1e-5
+    eps: Positive = 1e-5
     parameters: NormParameters = "scale_bias"
     scale_offset: float = 0.0
     subtracts_mean = True  # of each vector
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "eps")
 
     def __call__(
         self,
@@ -43,7 +39,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNorm:
+class RMSNorm(Checked):
     """Divide each vector by its root mean square.
 
     Attributes:
@@ -53,15 +49,11 @@ class RMSNorm:
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
     """
 
-    eps: float = 1e-6
+    eps: Positive = 1e-6
     eps_position: Literal["inside", "outside"] = "inside"
     parameters: NormParameters = "scale"
     scale_offset: float = 0.0
     subtracts_mean = False  # of each vector
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "eps")
 
     def __call__(
         self,
@@ -81,7 +73,7 @@ Norm = LayerNorm | RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class QKNorm:
+class QKNorm(Checked):
     """Normalise queries and keys.
 
     Attributes:
@@ -95,6 +87,3 @@ class QKNorm:
     norm: Norm = RMSNorm()
     over: Literal["width", "head", "each_head"] = "head"
     placement: Literal["before_rope", "after_rope"] = "before_rope"
-
-    def __post_init__(self):
-        check_fields(self)

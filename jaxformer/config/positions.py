@@ -2,16 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxtyping import Array, Float, Int
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.checks import (
+    AboveOne,
+    Checked,
+    Count,
+    Distinct,
+    Fraction,
+    Must,
+    Positive,
+    Size,
+    require,
+)
 from jaxformer.config.initialisation import Normal
 from jaxformer.config.parameter import Parameter
 from jaxformer.config.registry import Option, unimplemented_method
-from jaxformer.config.rope_scaling import RopeScaling
+from jaxformer.config.rope_scaling import LongRope, RopeScaling
+from jaxformer.config.tiny import TINY_HEAD_DIM, shrink
 
 RopeTarget = Literal["q", "k", "v", "o"]
 
@@ -20,7 +31,7 @@ RopeTarget = Literal["q", "k", "v", "o"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class Learned(Checked):
     """A table with one learned vector per position.
 
     Attributes:
@@ -28,13 +39,8 @@ class Learned:
         offset: Rows of the table before the row of position 0; 2 in OPT.
     """
 
-    max_length: int
-    offset: int = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "max_length")
-        require(self.offset >= 0, f"Learned.offset must be at least 0; got {self.offset}.")
+    max_length: Size
+    offset: Count = 0
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +55,7 @@ class Learned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sinusoid:
+class Sinusoid(Checked):
     """Sines and cosines of the position.
 
     Attributes:
@@ -59,14 +65,10 @@ class Sinusoid:
         offset: Number of the first position; padding id + 1 in fairseq.
     """
 
-    base: float = 10_000.0
+    base: AboveOne = 10_000.0
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
     sin_first: bool = True
     offset: int = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        require(self.base > 1, f"Sinusoid.base must be above 1; got {self.base}.")
 
     max_length = None  # no limit
     num_rows = 0
@@ -114,7 +116,7 @@ class ScoreBias(Option, protocol=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope:
+class Rope(Checked):
     """RoPE: rotate feature pairs by an angle proportional to the position.
 
     Attributes:
@@ -125,20 +127,27 @@ class Rope:
         targets: Which of query, key, value and output are rotated; the output by the inverse.
     """
 
-    base: float = 10_000.0
-    fraction: float = 1.0
+    base: AboveOne = 10_000.0
+    fraction: Fraction = 1.0
     pairing: Literal["halves", "neighbours"] = "halves"
     scaling: RopeScaling | None = None
-    targets: tuple[RopeTarget, ...] = ("q", "k")
+    targets: Distinct[RopeTarget] = ("q", "k")
 
-    def __post_init__(self):
-        check_fields(self)
-        require(0 < self.fraction <= 1, f"Rope.fraction must be in (0, 1]; got {self.fraction}.")
-        require(self.base > 1, f"Rope.base must be above 1; got {self.base}.")
-        require(
-            len(set(self.targets)) == len(self.targets),
-            f"Rope.targets must not repeat a target; got {self.targets}.",
-        )
+    def tiny(self) -> "Rope":
+        """Return the option at test size, for heads of `TINY_HEAD_DIM` features."""
+        pairs = max(1, round(TINY_HEAD_DIM * self.fraction / 2))
+        if self.fraction < 1:
+            pairs = min(pairs, TINY_HEAD_DIM // 2 - 1)
+        scaling = self.scaling and shrink(self.scaling)
+        if isinstance(scaling, LongRope):
+            kept = [int(i * len(scaling.short_factors) / pairs) for i in range(pairs)]
+            short, long = scaling.short_factors, scaling.long_factors
+            scaling = replace(
+                scaling,
+                short_factors=tuple(short[i] for i in kept),
+                long_factors=tuple(long[i] for i in kept),
+            )
+        return replace(self, fraction=2 * pairs / TINY_HEAD_DIM, scaling=scaling)
 
     def rotary_dim(self, head_dim: int) -> int:
         """Number of features per head that are rotated."""
@@ -196,13 +205,12 @@ class T5Bias(ScoreBias):
         max_distance: Distances from this one on share the last bucket.
     """
 
-    num_buckets: int = 32
-    max_distance: int = 128
+    num_buckets: Size = 32
+    max_distance: Size = 128
     shared_across_layers = True
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "num_buckets", "max_distance")
         require(
             self.num_buckets >= 4 and self.num_buckets % 2 == 0,
             "T5Bias.num_buckets is split by sign and then into near and far buckets, so it must be "
@@ -253,12 +261,8 @@ class Fire(ScoreBias):
         Transformers, 2023. arXiv:2310.04418, section 3
     """
 
-    hidden_dim: int = 32
-    length: float = 512.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_positive(self, "hidden_dim", "length")
+    hidden_dim: Size = 32
+    length: Positive = 512.0
 
     def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
         """MLP kernels and biases, c, and the factor of `length`."""
@@ -285,7 +289,7 @@ class Fire(ScoreBias):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXL:
+class TransformerXL(Checked):
     """Transformer-XL positions: add scores of the query with projected sinusoids of the distance.
 
         score[i, j] = (query[i] + u) @ key[j] + (query[i] + v) @ W sinusoid(i - j)
@@ -296,13 +300,16 @@ class TransformerXL:
         base: Ratio of the longest to the shortest wavelength of the sinusoids, approximately.
     """
 
-    base: float = 10_000.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require(self.base > 1, f"TransformerXL.base must be above 1; got {self.base}.")
+    base: AboveOne = 10_000.0
 
 
+QKRope = Annotated[
+    Rope,
+    Must(
+        "have no targets but q and k, as values and outputs cannot be rotated",
+        lambda rope: not {"v", "o"} & set(rope.targets),
+    ),
+]
 Positions = Rope | ScoreBias | TransformerXL
 
 
@@ -320,7 +327,7 @@ def as_transformer_xl(positions: Positions | None) -> TransformerXL | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSparse:
+class BlockSparse(Checked):
     """Block-sparse causal attention with a different block pattern in each head (Phi-3-small).
 
     Attributes:
@@ -329,13 +336,9 @@ class BlockSparse:
         stride: Of the earlier blocks, the query attends to every stride-th.
     """
 
-    block_size: int = 64
-    local_blocks: int = 16
-    stride: int = 8
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "block_size", "local_blocks", "stride")
+    block_size: Size = 64
+    local_blocks: Size = 16
+    stride: Size = 8
 
     size = None  # there is no bound on the distance
 
@@ -346,7 +349,7 @@ class BlockSparse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks:
+class Chunks(Checked):
     """Attention within chunks of positions: a query attends to the keys of its own chunk (Llama 4).
 
     A document's first chunk begins at its position 0.
@@ -355,16 +358,12 @@ class Chunks:
         size: Positions of a chunk.
     """
 
-    size: int = 8192
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "size")
+    size: Size = 8192
 
     pattern = None  # all heads see the same keys
 
 
-Window = int | Chunks | BlockSparse | None
+Window = Size | Chunks | BlockSparse | None
 
 
 def window_size(window: Window) -> int | None:

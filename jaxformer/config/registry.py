@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
 
-from jaxformer.checks import LeftOutError, OptionError, check_fields, named_errors, shown
+from jaxformer.checks import Checked, LeftOutError, OptionError, named_errors, shown
 from jaxformer.config.parameter import check_parameters
 
 OPTION_REGISTRY: dict[str, type["Option"]] = {}
 OptionT = TypeVar("OptionT")
 
 
-class Option:
+class Option(Checked):
     """An extensible option: a frozen dataclass, registered by name when its module is imported.
 
     A protocol, such as `ScoreBias`, is a subclass that declares the methods of its options. An
@@ -57,10 +57,6 @@ class Option:
                 "@dataclass(frozen=True, kw_only=True)."
             )
         return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        """Check every field against its annotation; subclasses add their own checks after this."""
-        check_fields(self)
 
     def tiny(self: OptionT) -> OptionT:
         """Return the option at test size, for `TransformerConfig.tiny`."""
@@ -147,6 +143,8 @@ def allowed_types(hint: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     allowed: list[Any] = []
     for kind in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(kind) is typing.Annotated:
+            kind = typing.get_args(kind)[0]
         if (
             isinstance(kind, type)
             and issubclass(kind, Option)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require_positive
+from jaxformer.checks import Positive, Size
 from jaxformer.config.parameter import Parameter, parse_logical_axes
 from jaxformer.config.registry import Option, unimplemented_method
 
@@ -123,11 +123,7 @@ class DeepNorm(Residual):
         Wang et al., DeepNet: Scaling Transformers to 1,000 Layers, 2022. arXiv:2203.00555
     """
 
-    alpha: float
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "alpha")
+    alpha: Positive
 
     def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
         """The sum."""
@@ -184,12 +180,8 @@ class HyperConnections(Residual):
 
     in_float32 = True
 
-    num_streams: int = 2
+    num_streams: Size = 2
     dynamic: bool = True
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_streams")
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Weights of reading, mixing and writing, and the maps from the streams to them."""

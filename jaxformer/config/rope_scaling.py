@@ -2,18 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import functional as F
-from jaxformer.checks import FLOAT32_MAX, check_fields, require, require_positive
+from jaxformer.checks import FLOAT32_MAX, Checked, Fraction, Must, Positive, Size, require
 
 Frequencies = Float[Array, " C"]
+AttentionFactor = Annotated[
+    Positive,
+    Must(
+        f"have a square of at most {FLOAT32_MAX:.2g}, as it multiplies queries and keys",
+        lambda factor: factor**2 <= FLOAT32_MAX,
+    ),
+]
 
 
-class Scaling:
+class Scaling(Checked):
     """Base of the scalings: scaled frequencies, attention factor, dependence on the length.
 
     Attributes:
@@ -48,12 +55,8 @@ class LinearScaling(Scaling):
         factor: Ratio of the extended to the original context length.
     """
 
-    factor: float
+    factor: Positive
     formula = staticmethod(F.rope_scale_linear)
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +67,8 @@ class NTKScaling(Scaling):
         factor: Ratio of the extended to the original context length.
     """
 
-    factor: float
+    factor: Positive
     formula = staticmethod(F.rope_scale_ntk)
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +80,8 @@ class DynamicNTK(Scaling):
         original_max_length: Context length in training; up to it frequencies are unchanged.
     """
 
-    factor: float
-    original_max_length: int
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "factor", "original_max_length")
+    factor: Positive
+    original_max_length: Size
 
     depends_on_length = True
 
@@ -112,15 +107,14 @@ class Llama3Scaling(Scaling):
         original_max_length: Context length in training.
     """
 
-    factor: float
-    low_freq_factor: float = 1.0
+    factor: Positive
+    low_freq_factor: Positive = 1.0
     high_freq_factor: float = 4.0
-    original_max_length: int = 8192
+    original_max_length: Size = 8192
     formula = staticmethod(F.rope_scale_llama3)
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "factor", "low_freq_factor", "original_max_length")
+        super().__post_init__()
         require(
             self.high_freq_factor >= self.low_freq_factor,
             "Llama3Scaling.high_freq_factor must be at least low_freq_factor; "
@@ -141,17 +135,15 @@ class Yarn(Scaling):
         truncate: Whether the bounds of the ramp between both are whole indices.
     """
 
-    factor: float
-    original_max_length: int
+    factor: Positive
+    original_max_length: Size
     beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
+    beta_slow: Positive = 1.0
+    attention_factor: AttentionFactor | None = None
     truncate: bool = True
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "factor", "original_max_length", "beta_slow", "attention_factor")
-        _check_attention_factor(self)
+        super().__post_init__()
         require(
             self.beta_fast > self.beta_slow,
             f"Yarn.beta_fast must exceed beta_slow; got {self.beta_fast} and {self.beta_slow}.",
@@ -192,24 +184,19 @@ class LongRope(Scaling):
             sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length)).
     """
 
-    short_factors: tuple[float, ...]
-    long_factors: tuple[float, ...]
-    original_max_length: int
-    max_length: int
-    attention_factor: float | None = None
+    short_factors: tuple[Positive, ...]
+    long_factors: tuple[Positive, ...]
+    original_max_length: Size
+    max_length: Size
+    attention_factor: AttentionFactor | None = None
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "original_max_length", "max_length", "attention_factor")
-        _check_attention_factor(self)
+        super().__post_init__()
         require(
             self.original_max_length > 1 or self.attention_factor is not None,
             "LongRope.original_max_length must be above 1 without attention_factor; "
             f"got {self.original_max_length}.",
         )
-        for name in ("short_factors", "long_factors"):
-            nonpositive = [factor for factor in getattr(self, name) if factor <= 0]
-            require(not nonpositive, f"LongRope.{name} must be positive; got {nonpositive}.")
 
     depends_on_length = True
 
@@ -245,22 +232,8 @@ class PRope(Scaling):
         fraction: Fraction of the frequencies that is kept.
     """
 
-    fraction: float
+    fraction: Fraction
     formula = staticmethod(F.rope_truncate)
-
-    def __post_init__(self):
-        check_fields(self)
-        require(0 < self.fraction <= 1, f"PRope.fraction must be in (0, 1]; got {self.fraction}.")
-
-
-def _check_attention_factor(scaling: Yarn | LongRope) -> None:
-    """Check that products of queries and keys, both multiplied by the factor, are finite."""
-    factor = scaling.attention_factor
-    require(
-        factor is None or factor**2 <= FLOAT32_MAX,
-        f"{type(scaling).__name__}.attention_factor multiplies queries and keys, so its square "
-        f"must be at most {FLOAT32_MAX:.2g}; got {factor}.",
-    )
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope | PRope

@@ -1,27 +1,13 @@
 """Test-size configurations: every option keeps its kind, with small sizes."""
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from itertools import groupby
-from typing import TypeVar
-
-from jaxformer.config.embedding import Embedding, LMHead
-from jaxformer.config.positions import (
-    BlockSparse,
-    Chunks,
-    Learned,
-    Positions,
-    Rope,
-    ScoreBias,
-    Window,
-)
-from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
+from typing import Any, TypeVar
 
 TINY_VOCAB_SIZE = 128
 TINY_HEAD_DIM = 16
-TINY_HIDDEN_DIM = 88
-TINY_WINDOW = 6
-TINY_MAX_LENGTH = 64
 TINY_NUM_EXPERTS = 4
 MAX_PATTERN_LENGTH = 8
 
@@ -34,70 +20,65 @@ def tiny_num_heads(num_heads: int) -> int:
     return 4 if num_heads & (num_heads - 1) == 0 else 6
 
 
-def tiny_positions(positions: Positions | None) -> Positions | None:
-    """Return position options for heads of `TINY_HEAD_DIM` features."""
-    match positions:
-        case Rope():
-            pairs = max(1, round(TINY_HEAD_DIM * positions.fraction / 2))
-            if positions.fraction < 1:
-                pairs = min(pairs, TINY_HEAD_DIM // 2 - 1)
-            return replace(
-                positions,
-                fraction=2 * pairs / TINY_HEAD_DIM,
-                scaling=_tiny_scaling(positions.scaling, pairs),
-            )
-        case ScoreBias():
-            return positions.tiny()
-    return positions
-
-
-def _tiny_scaling(scaling: RopeScaling | None, pairs: int) -> RopeScaling | None:
-    match scaling:
-        case DynamicNTK() | Llama3Scaling() | Yarn():
-            return replace(scaling, original_max_length=TINY_MAX_LENGTH // 4)
-        case LongRope(short_factors=short, long_factors=long):
-            step = len(short) / pairs
-            pair_indices = [int(i * step) for i in range(pairs)]
-            return replace(
-                scaling,
-                short_factors=tuple(short[i] for i in pair_indices),
-                long_factors=tuple(long[i] for i in pair_indices),
-                original_max_length=TINY_MAX_LENGTH // 4,
-                max_length=TINY_MAX_LENGTH,
-            )
-    return scaling
-
-
-def tiny_window(window: Window) -> Window:
+def tiny_window(window: int) -> int:
     """Return a window short enough to matter in a tiny model."""
-    if isinstance(window, BlockSparse):
-        return BlockSparse(block_size=4, local_blocks=2, stride=3)
-    if isinstance(window, Chunks):
-        return Chunks(size=min(window.size, TINY_WINDOW))
-    return None if window is None else min(window, TINY_WINDOW)
+    return min(window, 6)
 
 
-def tiny_embedding(embedding: Embedding, old_width: int, new_width: int) -> Embedding:
-    """Return the embedding for another model width."""
-    positions = embedding.positions
-    if isinstance(positions, Learned):
-        positions = replace(positions, max_length=TINY_MAX_LENGTH)
-    factorised = embedding.dim is not None
-    return replace(
-        embedding,
-        scale=rescale_with_width(embedding.scale, old_width, new_width),
-        positions=positions,
-        dim=new_width // 2 if factorised else None,
-    )
+WIDTHS = (
+    "head_dim",
+    "key_dim",
+    "value_dim",
+    "nope_dim",
+    "rope_dim",
+    "state_dim",
+    "step_rank",
+    "rank",
+)
+# A size, or a function of the old size, by the name of a field or of one option's field.
+SIZES: Mapping[str, Any] = dict.fromkeys(WIDTHS, TINY_HEAD_DIM) | {
+    "hidden_dim": 88,
+    "latent_dim": 2 * TINY_HEAD_DIM,
+    "max_length": 64,
+    "num_heads": tiny_num_heads,
+    "original_max_length": 16,
+    "query_latent_dim": 3 * TINY_HEAD_DIM,
+    "windows": tiny_window,
+    "BlockSparse.block_size": 4,
+    "BlockSparse.local_blocks": 2,
+    "BlockSparse.stride": 3,
+    "Chunks.size": tiny_window,
+    "ExpertGroups.num_groups": 4,
+    "ExpertGroups.top_k": 2,
+    "ExpertLatent.latent_dim": TINY_HEAD_DIM,
+    "LayerEmbedding.dim": TINY_HEAD_DIM,
+    "MultiHead.value_dim": TINY_HEAD_DIM // 2,
+    "SelectiveScan.width": 4 * TINY_HEAD_DIM,
+}
 
 
-def tiny_head(head: LMHead, old_width: int, new_width: int, vocab_size: int) -> LMHead:
-    """Return the head for another model width and vocabulary."""
-    return replace(
-        head,
-        multiplier=rescale_with_width(head.multiplier, old_width, new_width),
-        masked_ids=(vocab_size - 1,) if head.masked_ids else (),
-    )
+def shrink(option: T, **changes: Any) -> T:
+    """Return an option at test size: it, and every option in it, with the sizes of `SIZES`.
+
+    Args:
+        option: The option.
+        changes: Its fields whose size follows from other fields.
+    """
+    names = [field.name for field in fields(option)]  # type: ignore[arg-type]
+    owner = type(option).__name__
+    small = {name: _shrink_value(owner, name, getattr(option, name)) for name in names}
+    return replace(option, **small | changes)  # type: ignore[type-var]
+
+
+def _shrink_value(owner: str, name: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_shrink_value(owner, name, entry) for entry in value)
+    if is_dataclass(value):
+        return value.tiny() if hasattr(value, "tiny") else shrink(value)
+    size = SIZES.get(f"{owner}.{name}", SIZES.get(name))
+    if value is None or size is None:
+        return value
+    return size(value) if callable(size) else size
 
 
 def rescale_with_width(scale: Scale, old_width: int, new_width: int) -> Scale:

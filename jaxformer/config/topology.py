@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from jaxformer.checks import check_fields, require_nonempty, require_positive
+from jaxformer.checks import NOT_EMPTY, Checked, Cycle, Size
 from jaxformer.config.feed_forward import FeedForward
 from jaxformer.config.layer import Attention
 
@@ -32,7 +33,7 @@ class Encoder(SingleStack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoder:
+class EncoderDecoder(Checked):
     """An encoder for the source, and a causal decoder with cross-attention to its output.
 
     Attributes:
@@ -45,17 +46,10 @@ class EncoderDecoder:
             decoder's.
     """
 
-    num_encoder_layers: int = field(compare=False)
-    source_vocab_size: int | None = None
-    attention: Attention | None = field(default=None, compare=False)
-    feed_forward: tuple[FeedForward, ...] | None = field(default=None, compare=False)
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_encoder_layers", "source_vocab_size")
-        for name in ("attention", "feed_forward"):
-            if isinstance(getattr(self, name), tuple):
-                require_nonempty(self, name)
+    num_encoder_layers: Size = field(compare=False)
+    source_vocab_size: Size | None = None
+    attention: Annotated[Attention | None, NOT_EMPTY] = field(default=None, compare=False)
+    feed_forward: Cycle[FeedForward] | None = field(default=None, compare=False)
 
     has_decoder = True
     is_encoder_decoder = True

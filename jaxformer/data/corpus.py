@@ -1,14 +1,13 @@
 """Corpora: text files, JSON lines, Parquet, instructions, mixtures."""
 
-import math
 import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
-from jaxformer.checks import check_fields, require
+from jaxformer.checks import NOT_EMPTY, Checked, Must, require
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus_files import corpus_files
 from jaxformer.data.instructions import (
@@ -112,8 +111,13 @@ TextSource: TypeAlias = StandardLibrary | TextFiles | Instructions
 Source: TypeAlias = TextSource | Packed
 
 
+Weight: TypeAlias = Annotated[
+    float, Must("be positive", lambda weight: weight > 0, "To leave out a part, remove it.")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Mixture:
+class Mixture(Checked):
     """Several corpora, sampled by weight in every batch.
 
     Attributes:
@@ -121,21 +125,15 @@ class Mixture:
         weights: Relative number of rows drawn from each; None is its number of rows.
     """
 
-    parts: tuple[Source, ...]
-    weights: tuple[float, ...] | None = None
+    parts: Annotated[tuple[Source, ...], NOT_EMPTY]
+    weights: tuple[Weight, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require(len(self.parts) > 0, "parts must have at least one corpus; got none.")
+        super().__post_init__()
         if self.weights is not None and len(self.weights) != len(self.parts):
             raise ValueError(
                 f"weights must have one number for each of the {len(self.parts)} parts; got "
                 f"{len(self.weights)}."
-            )
-        if self.weights is not None and not all(0 < w < math.inf for w in self.weights):
-            raise ValueError(
-                f"weights must be positive and finite; got {self.weights}. To leave out a part, "
-                "remove it."
             )
 
     def __str__(self) -> str:

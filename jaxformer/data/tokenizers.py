@@ -8,12 +8,12 @@ from functools import cached_property
 from operator import index
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import Checked, Must
 from jaxformer.extras import import_extra
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ByteLevel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BPE:
+class BPE(Checked):
     """Byte-level byte pair encoding, trained on the corpus.
 
     Attributes:
@@ -47,18 +47,10 @@ class BPE:
             sample from all of it.
     """
 
-    vocab_size: int = 2048
-    sample_bytes: int = 200_000_000
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.sample_bytes < 1:
-            raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}.")
-        if self.vocab_size < 257:
-            raise ValueError(
-                "vocab_size must be at least 257, for 256 bytes and the end of text; "
-                f"got {self.vocab_size}."
-            )
+    vocab_size: Annotated[
+        int, Must("be at least 257, for 256 bytes and the end of text", lambda size: size >= 257)
+    ] = 2048
+    sample_bytes: Annotated[int, Must("be positive", lambda count: count > 0)] = 200_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

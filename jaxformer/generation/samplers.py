@@ -1,14 +1,14 @@
 """Samplers: frozen dataclasses for choosing the next token, and `sample_token`."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require_count
+from jaxformer.checks import Checked, Fraction, Must, Positive, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Greedy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(Checked):
     """Sample from the softmax after temperature, top-k, top-p and min-p; None is no filter.
 
     The order is repetition penalty, temperature, top-k, top-p, min-p.
@@ -30,33 +30,17 @@ class Sample:
         repetition_penalty: Above 1 it makes tokens of the text less likely.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self)
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(
-                f"temperature must be above 0 and finite; got {self.temperature}. "
-                "For the most likely token use Greedy()."
-            )
-        if self.top_k is not None:
-            require_count("top_k", self.top_k)
-        for name in ("top_p", "min_p"):
-            probability = getattr(self, name)
-            if probability is not None and not 0 < probability <= 1:
-                raise ValueError(f"{name} must be in (0, 1]; got {probability}.")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(
-                f"repetition_penalty must be above 0 and finite; got {self.repetition_penalty}."
-            )
+    temperature: Annotated[
+        float, Must("be positive", lambda t: t > 0, "For the most likely token use Greedy().")
+    ] = 1.0
+    top_k: Size | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    repetition_penalty: Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beam:
+class Beam(Checked):
     """Beam search (see `beam_search`); returns the best sequence.
 
     Attributes:
@@ -65,14 +49,8 @@ class Beam:
             sums.
     """
 
-    num_beams: int = 4
+    num_beams: Size = 4
     length_penalty: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_count("num_beams", self.num_beams)
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty must be finite; got {self.length_penalty}.")
 
 
 Sampler = Greedy | Sample

@@ -15,13 +15,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.checks import check_fields
+from jaxformer.checks import Checked, Size
 
 HANDSHAKE_SECONDS = 5.0  # timeout in which a connected process must send its id
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
+class DistributedConfig(Checked):
     """Arguments of jax.distributed.initialize; Slurm, TPU pods and Open MPI provide them.
 
     Attributes:
@@ -37,11 +37,11 @@ class DistributedConfig:
     coordinator_address: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
-    initialization_timeout: int = 300
-    heartbeat_timeout: int = 60
+    initialization_timeout: Size = 300
+    heartbeat_timeout: Size = 60
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         address, count, number = self.coordinator_address, self.num_processes, self.process_id
         if len({x is None for x in (address, count, number)}) > 1:
             raise ValueError(
@@ -55,9 +55,6 @@ class DistributedConfig:
                 "coordinator_address must be host:port, with a port from 1 to 65535; got "
                 f"{address!r}."
             )
-        for name in ("initialization_timeout", "heartbeat_timeout"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 second; got {getattr(self, name)}.")
 
 
 def is_host_port(text: str) -> bool:

@@ -13,7 +13,7 @@ from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device
 from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import Checked, Size
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.parameters import logical_to_mesh_axis
 from jaxformer.layers.runtime import active_mesh_axes
@@ -25,7 +25,7 @@ BATCH_AXES = ("data", "fsdp", "expert")  # axes that shard the rows of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshConfig:
+class MeshConfig(Checked):
     """Number of devices along each mesh axis; their product is the number of devices.
 
     Attributes:
@@ -38,15 +38,11 @@ class MeshConfig:
         expert: Expert parallelism: rows and experts are sharded.
     """
 
-    data: int | None = None
-    fsdp: int = 1
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-
-    def __post_init__(self):
-        check_fields(self)
-        require_at_least(self, 1, *MESH_AXES)
+    data: Size | None = None
+    fsdp: Size = 1
+    tensor: Size = 1
+    context: Size = 1
+    expert: Size = 1
 
     def shape(self, num_devices: int) -> dict[str, int]:
         """Mesh shape for a number of devices, outermost axis first.

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import AtLeastOne, Checked, Count, Size
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import MemoryEstimate, OptimizerKind, estimate_memory, expert_slots
@@ -22,7 +22,7 @@ DOUBLINGS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Checked):
     """Settings of one training step: batch, length, remat, dtype, optimizer.
 
     Attributes:
@@ -36,24 +36,14 @@ class Workload:
         optimizer: Kind of optimizer.
     """
 
-    batch_size: int | None = None
-    length: int = 4096
-    source_length: int = 0
-    gradient_accumulation_steps: int = 1
+    batch_size: Size | None = None
+    length: Size = 4096
+    source_length: Count = 0
+    gradient_accumulation_steps: Size = 1
     remat: Remat = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    expert_capacity_factor: float | None = None
+    expert_capacity_factor: AtLeastOne | None = None
     optimizer: OptimizerKind = "adamw"
-
-    def __post_init__(self):
-        check_fields(self)
-        require_at_least(self, 1, "batch_size", "length", "gradient_accumulation_steps")
-        require_at_least(self, 0, "source_length")
-        if self.expert_capacity_factor is not None and not self.expert_capacity_factor >= 1:
-            raise ValueError(
-                "expert_capacity_factor must be at least 1, or None; got "
-                f"{self.expert_capacity_factor}."
-            )
 
     def global_batch_size(self, mesh_shape: Mapping[str, int]) -> int:
         """Global batch size."""

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import Checked, NotNegative, Positive, Rate
 from jaxformer.config import Stack, TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
@@ -31,7 +31,7 @@ LOAD_GRADIENT = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(Checked):
     """Weights of the auxiliary losses beside cross-entropy.
 
     Attributes:
@@ -41,16 +41,10 @@ class Objective:
         router_z_loss: The same of the routers' softmax, averaged over the MoE layers.
     """
 
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
-    load_balance: float = 0.01
-    router_z_loss: float = 0.001
-
-    def __post_init__(self):
-        check_fields(self)
-        require_at_least(self, 0, "z_loss", "load_balance", "router_z_loss")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
+    z_loss: NotNegative = 0.0
+    label_smoothing: Rate = 0.0
+    load_balance: NotNegative = 0.01
+    router_z_loss: NotNegative = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +59,10 @@ class DPO(Objective):
         Model, 2023. arXiv:2305.18290
     """
 
-    beta: float = 0.1
+    beta: Positive = 0.1
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.beta > 0:
-            raise ValueError(f"beta must be positive; got {self.beta}.")
         for name in ("z_loss", "label_smoothing"):
             if value := getattr(self, name):
                 raise ValueError(f"DPO has no {name}; got {value}.")

@@ -14,33 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import Checked, NotNegative, Positive, Rate
 from jaxformer.layers.parameter_metadata import ParameterRole
 from jaxformer.training.adafactor import scale_by_adafactor
 from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
-DECAY_RATES = ("b1", "b2", "momentum")
-POSITIVE = ("eps", "decay_exponent", "clip", "min_scale", "rms", "adamw_rate")
-
-
-class CheckedOptimizer:
-    """Base of the optimizers: checks the ranges of their numbers."""
-
-    def __post_init__(self):
-        check_fields(self)
-        kind = type(self).__name__
-        for name, value in vars(self).items():
-            if name in DECAY_RATES and not 0 <= value < 1:
-                raise ValueError(f"{kind}.{name} must be at least 0 and below 1; got {value}.")
-            if name in POSITIVE and not value > 0:
-                raise ValueError(f"{kind}.{name} must be positive; got {value}.")
-            if name == "weight_decay" and value < 0:
-                raise ValueError(f"{kind}.{name} must not be negative; got {value}.")
-
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(CheckedOptimizer):
+class AdamW(Checked):
     """Adam with decoupled weight decay.
 
     Attributes:
@@ -53,14 +35,14 @@ class AdamW(CheckedOptimizer):
         Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019. arXiv:1711.05101
     """
 
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
+    b1: Rate = 0.9
+    b2: Rate = 0.95
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adafactor(CheckedOptimizer):
+class Adafactor(Checked):
     """Factored second moments; step size relative to the parameter's RMS.
 
     The learning rate is therefore relative: 0.01 changes a matrix by one hundredth of its root mean
@@ -77,14 +59,14 @@ class Adafactor(CheckedOptimizer):
             arXiv:1804.04235
     """
 
-    decay_exponent: float = 0.8
-    clip: float = 1.0
-    min_scale: float = 1e-3
-    weight_decay: float = 0.0
+    decay_exponent: Positive = 0.8
+    clip: Positive = 1.0
+    min_scale: Positive = 1e-3
+    weight_decay: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lion(CheckedOptimizer):
+class Lion(Checked):
     """Sign of an interpolated momentum.
 
     Every element changes by the learning rate, so use a third to a tenth of AdamW's rate, and a
@@ -100,13 +82,13 @@ class Lion(CheckedOptimizer):
             arXiv:2302.06675
     """
 
-    b1: float = 0.9
-    b2: float = 0.99
-    weight_decay: float = 0.5
+    b1: Rate = 0.9
+    b2: Rate = 0.99
+    weight_decay: NotNegative = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(CheckedOptimizer):
+class Muon(Checked):
     """Muon for layer kernels, AdamW for all other parameters, adapters among them.
 
     Attributes:
@@ -122,16 +104,16 @@ class Muon(CheckedOptimizer):
         Liu et al., Muon is Scalable for LLM Training, 2025. arXiv:2502.16982
     """
 
-    momentum: float = 0.95
-    rms: float = 0.2
-    weight_decay: float = 0.1
+    momentum: Rate = 0.95
+    rms: Positive = 0.2
+    weight_decay: NotNegative = 0.1
     adamw: AdamW = AdamW()
-    adamw_rate: float = 1.0
+    adamw_rate: Positive = 1.0
     roles: tuple[Literal["kernel", "adapter"], ...] = ("kernel",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(CheckedOptimizer):
+class SGD(Checked):
     """Gradient descent, with optional momentum.
 
     Attributes:
@@ -143,16 +125,16 @@ class SGD(CheckedOptimizer):
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013.
     """
 
-    momentum: float = 0.9
+    momentum: Rate = 0.9
     nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
 
 
 Optimizer = AdamW | Adafactor | Lion | Muon | SGD
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """Optimizer, learning-rate schedule, gradient clipping and weight-decay mask.
 
     Attributes:
@@ -166,15 +148,9 @@ class OptimizerConfig:
 
     schedule: Schedule
     optimizer: Optimizer = AdamW()
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     decay_roles: tuple[ParameterRole, ...] = ("kernel", "head")
-    selection_bias_rate: float = 0.001
-
-    def __post_init__(self):
-        check_fields(self)
-        require_at_least(self, 0, "selection_bias_rate")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
+    selection_bias_rate: NotNegative = 0.001
 
 
 def make_optimizer(

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import Checked, Count, Positive, Share, Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmUp:
+class WarmUp(Checked):
     """Linear warm-up to the peak, which all schedules have.
 
     Attributes:
@@ -28,17 +28,8 @@ class WarmUp:
         warmup_steps: Steps of linear warm-up to the peak.
     """
 
-    peak: float
-    warmup_steps: int = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        if not self.peak > 0:
-            raise ValueError(f"The peak learning rate must be positive; got {self.peak}.")
-        require_at_least(self, 0, "warmup_steps")
-        for name, value in vars(self).items():
-            if name.endswith("_fraction") and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be between 0 and 1; got {value}.")
+    peak: Positive
+    warmup_steps: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +52,7 @@ class Linear(WarmUp):
         final_fraction: Final learning rate, as a fraction of the peak.
     """
 
-    final_fraction: float = 0.0
+    final_fraction: Share = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +69,7 @@ class Cosine(WarmUp):
             (one period, no restart). arXiv:1608.03983
     """
 
-    final_fraction: float = 0.1
+    final_fraction: Share = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +89,7 @@ class InverseSquareRoot(WarmUp):
         Vaswani et al., Attention Is All You Need, 2017, section 5.3. arXiv:1706.03762
     """
 
-    warmup_steps: int = 4000
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.warmup_steps < 1:
-            raise ValueError(
-                f"InverseSquareRoot needs warmup_steps of at least 1; got {self.warmup_steps}."
-            )
+    warmup_steps: Size = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +116,8 @@ class WarmupStableDecay(WarmUp):
             2024, section 3 (shapes of the decay). arXiv:2405.18392
     """
 
-    decay_fraction: float = 0.2
-    final_fraction: float = 0.0
+    decay_fraction: Share = 0.2
+    final_fraction: Share = 0.0
     shape: Literal["linear", "sqrt"] = "sqrt"
 
     def decay_steps(self, total_steps: int) -> int:

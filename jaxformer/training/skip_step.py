@@ -1,19 +1,18 @@
 """Skips updates whose loss or gradient norm is not finite or spikes."""
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.checks import check_fields, require_at_least
+from jaxformer.checks import AboveOne, Checked, Size
 
 NORM_EMA_DECAY = 0.99  # of the mean gradient norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipStepConfig:
+class SkipStepConfig(Checked):
     """When to skip an update, and when to stop the run.
 
     Attributes:
@@ -23,17 +22,9 @@ class SkipStepConfig:
         max_consecutive_skips: Maximum number of consecutive skipped updates; one more ends the run.
     """
 
-    max_norm_ratio: float | None = 20.0
-    warmup_updates: int = 100
-    max_consecutive_skips: int = 10
-
-    def __post_init__(self):
-        check_fields(self)
-        if self.max_norm_ratio is not None and not 1 < self.max_norm_ratio < math.inf:
-            raise ValueError(
-                f"max_norm_ratio must be above 1 and finite, or None; got {self.max_norm_ratio}."
-            )
-        require_at_least(self, 1, "warmup_updates", "max_consecutive_skips")
+    max_norm_ratio: AboveOne | None = 20.0
+    warmup_updates: Size = 100
+    max_consecutive_skips: Size = 10
 
 
 class SkipState(NamedTuple):

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+import re
 import typing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from jaxformer import checks, parallel
 from jaxformer import config as c
-from jaxformer import parallel
 from jaxformer.data import tokenizers
 from jaxformer.generation import samplers
 from jaxformer.parallel import plan
@@ -160,7 +161,7 @@ CANNOT = {
         lambda: c.LongRope(
             short_factors=(0.0,), long_factors=(1.0,), original_max_length=4, max_length=8
         ),
-        r"LongRope.short_factors must be positive; got \[0.0\]",
+        r"LongRope.short_factors\[0\] must be positive; got 0.0",
     ),
     "tensor2tensor of one pair": (
         lambda: change(
@@ -190,6 +191,44 @@ CANNOT = {
 def test_a_configuration_that_cannot_be_built_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranged(checks.Checked):
+    """Ranges at every place of an annotation."""
+
+    size: checks.Size | None = None
+    rates: tuple[checks.Rate, ...] = ()
+    even: typing.Annotated[checks.Size, checks.Must("be even", lambda n: n % 2 == 0, "As 2.")] = 2
+    pair: tuple[checks.Rate, checks.Positive] = (0, 1)
+    names: checks.Distinct[str] = ()
+    lengths: checks.Cycle[checks.Positive | str | None] = (None,)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(size=0), "size must be positive; got 0."),
+        (dict(size=2**31), "size must be at most 2147483647; got 2147483648."),
+        (dict(size=1.5), "size must be an integer or None; got 1.5."),
+        (dict(rates=(0, 1)), "rates[1] must be in [0, 1); got 1.0."),
+        (dict(pair=(0.5, 0)), "pair[1] must be positive; got 0.0."),
+        (dict(even=0), "even must be positive; got 0."),
+        (dict(even=3), "even must be even; got 3. As 2."),
+        (dict(names=("a", "b", "a")), "names must not repeat an entry; got ('a', 'b', 'a')."),
+        (dict(lengths=()), "lengths must have at least one entry; got ()."),
+        (dict(lengths=("any", None, -2)), "lengths[2] must be positive; got -2.0."),
+    ],
+)
+def test_an_annotation_says_the_range_of_a_field(fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'Ranged.{message}')}$"):
+        Ranged(**fields)
+
+
+def test_what_lies_in_its_range_is_kept():
+    made = Ranged(size=1, rates=(0, 0.5), even=4, names=("a", "b"), lengths=(2, "any", None))
+    assert made.rates == (0.0, 0.5) and made.lengths == (2.0, "any", None) and made.size == 1
+    assert repr(checks.Rate) == "typing.Annotated[float, be in [0, 1)]"
 
 
 def test_numpy_numbers_become_pythons_so_that_text_rebuilds_them():

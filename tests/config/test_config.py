@@ -288,39 +288,51 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             lambda: change(dict(positions=(c.Rope(scaling=LONG_ROPE),))),
             "one factor per feature pair, 3 of them; got 2 short and 3 long",
         ),
-        (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
-        (lambda: change(norm_placement=()), r"TransformerConfig.norm_placement is cycled .* \(\)"),
+        (
+            lambda: change(dict(positions=())),
+            r"MultiHead.positions must have at least one entry; got \(\)",
+        ),
+        (
+            lambda: change(norm_placement=()),
+            r"TransformerConfig.norm_placement must have .* one entry; got \(\)",
+        ),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
         (lambda: c.QueryScaling(original_max_length=0), r"QueryScaling\.original_max_.* got 0\."),
         (lambda: c.QueryScaling(beta=-0.1, original_max_length=9), r"g\.beta must .* got -0\.1\."),
         (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
         (
             lambda: shared_kv(positions=(c.TransformerXL(),)),
-            "SharedKV supports .* got TransformerXL",
+            r"SharedKV.positions\[0\] must be Rope or ScoreBias or None; got TransformerXL",
         ),
         (
             lambda: shared_kv(qk_norm=c.QKNorm(placement="after_rope")),
             r"SharedKV normalises before RoPE, so qk_norm\.placement .* got 'after_rope'",
         ),
-        (lambda: differential(num_kv_heads=1), r"num_kv_heads are pairs, so even; got 1\."),
+        (lambda: differential(num_kv_heads=1), r"num_kv_heads must be even, for pairs; got 1\."),
         (
             lambda: differential(positions=(c.Rope(targets=("q", "k", "v")),)),
-            r"cannot rotate values or outputs.* only q and k; got \('q', 'k', 'v'\)",
+            r"\[0\] must have no targets but q and k, .*; got Rope\(.*\('q', 'k', 'v'\)",
         ),
         (
             lambda: differential(positions=(c.TransformerXL(),)),
-            "Differential supports .* got TransformerXL",
+            r"Differential.positions\[0\] must be Rope or ScoreBias or None; got TransformerXL",
         ),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
         (lambda: latent(rope_dim=3), r"rotated width must be even .* got 3 of rope_dim=3"),
         (
             lambda: latent(positions=(c.Rope(targets=("q", "k", "v", "o")),)),
-            r"has no position: Rope.targets may contain only q and k; got \('q', 'k', 'v', 'o'\)",
+            r"must have no targets but q and k, .*; got Rope\(.*\('q', 'k', 'v', 'o'\)",
         ),
-        (lambda: latent(positions=(c.Rope(targets=("o",)),)), r"only q and k; got \('o',\)"),
-        (lambda: latent(positions=(c.TransformerXL(),)), "Latent supports .* got TransformerXL"),
-        (lambda: latent(windows=(0,)), "A window must be at least 1; got 0"),
+        (
+            lambda: latent(positions=(c.Rope(targets=("o",)),)),
+            r"no targets but q and k, .*; got Rope\(.*\('o',\)",
+        ),
+        (
+            lambda: latent(positions=(c.TransformerXL(),)),
+            r"Latent.positions\[0\] must be Rope or ScoreBias or None; got TransformerXL",
+        ),
+        (lambda: latent(windows=(0,)), r"Latent.windows\[0\] must be positive; got 0"),
         (lambda: latent(biases=("out", "out")), r"biases must not repeat .* \('out', 'out'\)"),
         (lambda: latent(biases=("query_latent",)), "needs query_latent_dim; got None"),
         (
@@ -331,12 +343,15 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             ),
             r"EncoderDecoder needs MultiHead, .* got SharedKV\. \(The encoder may",
         ),
-        (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
-        (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
-        (lambda: change(dict(windows=(3, 0))), "A window must be at least 1; got 0"),
+        (
+            lambda: change(dict(windows=())),
+            r"MultiHead.windows must have at least one entry; got \(\)",
+        ),
+        (lambda: change(feed_forward=()), r"feed_forward must have at least one entry; got \(\)"),
+        (lambda: change(dict(windows=(3, 0))), r"windows\[1\] must be positive; got 0"),
         (
             lambda: change(dict(windows=(2**31,))),
-            "A window must be at most 2147483647; got 2147483648",
+            r"windows\[0\] must be at most 2147483647; got 2147483648",
         ),
         (
             lambda: change(dict(head_dim=10**9)),
@@ -355,7 +370,10 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
             "may share one score bias, .*; got T5Bias.*, T5Bias",
         ),
-        (lambda: replace(BASE, attention=()), r"TransformerConfig.attention is cycled .* got \(\)"),
+        (
+            lambda: replace(BASE, attention=()),
+            r"TransformerConfig.attention must have at least one entry; got \(\)",
+        ),
         (
             lambda: replace(
                 BASE,
@@ -404,12 +422,12 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: c.Learned(max_length=3, offset=-1), "offset must be at least 0; got -1"),
         (lambda: c.Embedding(dim=0), "Embedding.dim must be positive; got 0"),
         (lambda: c.LMHead(softcap=0.0), "LMHead.softcap must be positive; got 0.0"),
-        (lambda: c.Dropout(attention=1.0), r"dropout.attention must be in \[0, 1\); got 1.0"),
-        (lambda: c.Dropout(residual=-0.1), "dropout.residual .* got -0.1"),
+        (lambda: c.Dropout(attention=1.0), r"Dropout.attention must be in \[0, 1\); got 1.0"),
+        (lambda: c.Dropout(residual=-0.1), "Dropout.residual .* got -0.1"),
         (lambda: c.EncoderDecoder(num_encoder_layers=0), "num_encoder_layers .* got 0"),
         (
             lambda: c.EncoderDecoder(num_encoder_layers=1, feed_forward=()),
-            r"EncoderDecoder\.feed_forward is cycled .* got \(\)",
+            r"EncoderDecoder\.feed_forward must have at least one entry; got \(\)",
         ),
         (
             lambda: c.EncoderDecoder(num_encoder_layers=1, source_vocab_size=0),
@@ -466,11 +484,11 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (
             lambda: c.Yarn(factor=2.0, original_max_length=9, attention_factor=1e30),
-            r"its square must be at most 3\.4e\+38; got 1e\+30",
+            r"must have a square of at most 3\.4e\+38, .*; got 1e\+30",
         ),
         (
             lambda: replace(LONG_ROPE, attention_factor=1e30),
-            r"LongRope\.attention_factor .* its square must be at most 3\.4e\+38; got 1e\+30",
+            r"LongRope\.attention_factor must have a square of at most 3\.4e\+38, .*; got 1e\+30",
         ),
         (lambda: c.RMSNorm(eps=-1.0), "RMSNorm.eps must be positive; got -1.0"),
         (lambda: c.LayerNorm(eps=0.0), "LayerNorm.eps must be positive; got 0.0"),

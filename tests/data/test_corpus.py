@@ -424,12 +424,12 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "weights", "message"),
     [
-        ((), None, "parts must have at least one corpus; got none"),
+        ((), None, r"parts must have at least one entry; got \(\)"),
         ((StandardLibrary(),), (1.0, 2.0), "each of the 1 parts; got 2"),
         (
             (StandardLibrary(),) * 2,
             (1.0, 0.0),
-            r"positive and finite; got \(1\.0, 0\.0\)\. To leave out",
+            r"weights\[1\] must be positive; got 0\.0\. To leave out",
         ),
     ],
 )

@@ -85,6 +85,19 @@ def test_help_documents_every_field(capsys, module, arguments):
     assert not undocumented
 
 
+def test_help_shows_the_ranges_of_numbers(capsys):
+    texts = help_by_flag(capsys, pretrain.RUNS)
+    for flag, end in {
+        "--steps": "counted from the start of the run. Must be positive.",
+        "--seed": "dropout. Must lie between 0 and 4294967295.",
+        "--devices": "simulated. Must be positive.",
+        "--model.dropout.residual": "that follows it. Must be in [0, 1).",
+        "--optimizer.selection-bias-rate": "those with more. Must be at least 0.",
+    }.items():
+        assert texts[flag].endswith(end)
+    assert "Must" not in texts["--model.residual-multiplier"]
+
+
 def test_help_names_the_runs(capsys):
     with pytest.raises(SystemExit):
         read("tiny", "--help")
@@ -341,18 +354,18 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--model.attention", "Rope()"], "'Rope()' is not one of MultiHead(num_heads, num_kv_hea"),
         (["--model.attention"], "Cannot parse 'nothing': expected a number"),
         (["--model.attention.windows"], "at least one entry"),
-        (["--model.attention.windows", "2.5"], "'2.5' is not one of int, BlockSparse("),
-        (["--model.attention.windows", "0"], "A window must be at least 1; got 0."),
+        (["--model.attention.windows", "2.5"], "'2.5' is not one of int, Chunks(size), Bl"),
+        (["--model.attention.windows", "0"], "MultiHead.windows[0] must be positive; got 0."),
         (["--model.attention.num-kv-heads", "3"], "num_heads=4, num_kv_heads=3."),
-        (["--model.dropout.residual", "1"], "dropout.residual must be in [0, 1); got 1.0."),
+        (["--model.dropout.residual", "1"], "Dropout.residual must be in [0, 1); got 1.0."),
         (["--steps", "many"], "Error parsing --steps: invalid literal for int()"),
-        (["--steps", "0"], "steps must lie between 1 and 2147483647; got 0."),
-        (["--evaluate-every", "0"], "evaluate_every must lie between 1 and 2147483647; got 0."),
-        (["--devices", "0"], "devices must lie between 1 and 2147483647; got 0."),
+        (["--steps", "0"], "steps must be positive; got 0."),
+        (["--evaluate-every", "0"], "evaluate_every must be positive; got 0."),
+        (["--devices", "0"], "devices must be positive; got 0."),
         (["--steps", "1e20"], "Error parsing --steps: invalid literal for int()"),
-        (["--steps", f"1{'0' * 20}"], f"and 2147483647; got 1{'0' * 20}."),
+        (["--steps", f"1{'0' * 20}"], f"at most 2147483647; got 1{'0' * 20}."),
         (["--held-out", "1"], "held_out must lie between 0 and 1; got 1.0."),
-        (["--held-out", "nan"], "held_out must lie between 0 and 1; got nan."),
+        (["--held-out", "nan"], "held_out must be a finite float32 number; got nan."),
         (["--wandb", ""], "wandb must name a project; got ''."),
         (["--resume-or-begin"], "--resume-or-begin needs --output FOLDER"),
         (
@@ -510,11 +523,23 @@ TINY, TEXT = pretrain.RUNS["tiny"], TextFiles(path="plain.txt")
     [
         (TINY, {"resume": True, "resume_or_begin": True}, "--resume and --resume-or-begin cannot"),
         (TINY, {"prompt": "a", "sample_tokens": None}, "--prompt needs --sample-tokens."),
-        (Evaluate(checkpoint="x", tasks=("any",)), {"stride": 3}, "--stride needs --text."),
-        (Evaluate(checkpoint="x", choices="x"), {"limit": 3}, "--limit needs --tasks."),
-        (Evaluate(checkpoint="x", choices="x"), {"task_folder": "x"}, "--task-folder needs --tas"),
-        (Evaluate(checkpoint="x", choices="x"), {"chat_template": "chatml"}, "--chat-template nee"),
-        (Evaluate(checkpoint="x", text=TEXT), {"chat_template": "x"}, "--chat-template needs --te"),
+        (Evaluate(checkpoint=Path("x"), tasks=("any",)), {"stride": 3}, "--stride needs --text."),
+        (Evaluate(checkpoint=Path("x"), choices=Path("x")), {"limit": 3}, "--limit needs --tasks."),
+        (
+            Evaluate(checkpoint=Path("x"), choices=Path("x")),
+            {"task_folder": Path("x")},
+            "--task-folder needs --tas",
+        ),
+        (
+            Evaluate(checkpoint=Path("x"), choices=Path("x")),
+            {"chat_template": "chatml"},
+            "--chat-template nee",
+        ),
+        (
+            Evaluate(checkpoint=Path("x"), text=TEXT),
+            {"chat_template": "x"},
+            "--chat-template needs --te",
+        ),
         (Ablation(axis="norm", run="tiny"), {"size": "gpu"}, "--size and --run cannot be comb"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -539,7 +564,7 @@ def test_generating_refuses_numbers_that_count_nothing():
     for flags in ({"devices": 0}, {"max_new_tokens": 0}, {"seed": -1}):
         (name,) = flags
         with pytest.raises(ValueError, match=f"{name} must "):
-            generate.Generate(checkpoint="x", **flags)
+            generate.Generate(checkpoint=Path("x"), **flags)
 
 
 PROGRAMS = [

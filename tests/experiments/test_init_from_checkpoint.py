@@ -337,7 +337,7 @@ def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, step
 
 @pytest.mark.parametrize("epochs", ["0", "-1", "inf", "nan"])
 def test_epochs_that_do_not_end_or_begin_are_refused(epochs):
-    with pytest.raises(ValueError, match="epochs must be above 0 and finite, or None; got"):
+    with pytest.raises(ValueError, match="epochs must be .*; got"):
         replace(finetune.RUNS["default"], epochs=float(epochs))
 
 

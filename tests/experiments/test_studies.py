@@ -243,9 +243,9 @@ def test_an_arm_of_another_design_is_refused(small, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"seeds": 1}, "needs at least 2 seeds; got 1"),
+        ({"seeds": 1}, "seeds must be at least 2, for an interval; got 1"),
         ({"first_seed": -1}, "first_seed must lie between 0 and 4294967295; got -1"),
-        ({"steps": 0}, "steps must lie between 1 and 2147483647; got 0"),
+        ({"steps": 0}, "steps must be positive; got 0"),
         ({"run": "huge"}, "There is no named run 'huge'. Named runs: default, tiny, small"),
     ],
 )

@@ -44,10 +44,7 @@ def test_the_sampler_of_a_task(options, defaults, expected, tmp_path):
             {"typical_p": 0.9, "stop": "x"},
             "generation_kwargs typical_p, stop are not supported; unt",
         ),
-        (
-            {"do_sample": True, "temperature": 0.0},
-            "temperature must be above 0 and finite; got 0.0",
-        ),
+        ({"do_sample": True, "temperature": 0.0}, "temperature must be positive; got 0.0"),
         ({"do_sample": True, "num_beams": 2}, "num_beams 2 cannot be combined with do_sample"),
         ({"temperature": 1, "top_p": 2}, r"top_p must be in \(0, 1\]; got 2.0"),
     ],

@@ -154,7 +154,7 @@ def test_a_model_searches_too(config, params, prompts, form):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(num_beams=0), "num_beams must be an integer of at least 1; got 0"),
+        (dict(num_beams=0), "num_beams must be positive; got 0"),
         (dict(num_beams=1.5), "num_beams must be an integer; got 1.5"),
         (
             dict(length_penalty=float("nan")),

@@ -102,15 +102,15 @@ def test_keeps_dtype_and_masked_logits():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(temperature=0.0), "temperature must be above 0 and finite; got 0.0. .* Greedy"),
-        (dict(temperature=-1.0), "temperature must be above 0 and finite; got -1.0"),
+        (dict(temperature=0.0), "temperature must be positive; got 0.0. .* Greedy"),
+        (dict(temperature=-1.0), "temperature must be positive; got -1.0"),
         (dict(temperature=float("nan")), "temperature .* got nan"),
-        (dict(top_k=0), "top_k must be an integer of at least 1; got 0"),
+        (dict(top_k=0), "top_k must be positive; got 0"),
         (dict(top_k=2.5), "top_k must be an integer or None; got 2.5"),
         (dict(top_p=0.0), r"top_p must be in \(0, 1\]; got 0.0"),
         (dict(top_p=1.5), "top_p .* got 1.5"),
         (dict(min_p=-0.1), r"min_p must be in \(0, 1\]; got -0.1"),
-        (dict(repetition_penalty=0.0), "repetition_penalty .* above 0 and finite; got 0.0"),
+        (dict(repetition_penalty=0.0), "repetition_penalty must be positive; got 0.0"),
     ],
 )
 def test_settings_without_meaning_are_refused(fields, message):

@@ -336,7 +336,7 @@ def test_what_trinity_says():
     for changes, message in (
         ({"route_norm": False}, "route_norm = False: .* must be True"),
         ({"n_group": 2}, "n_group = 2: .* must be 1"),
-        ({"sliding_window": 0}, "A window must be at least 1; got 0"),
+        ({"sliding_window": 0}, r"windows\[0\] must be positive; got 0"),
         ({"layer_types": ["full_attention"]}, "layer_types = .* for each of 32 layers"),
     ):
         with pytest.raises(ValueError, match=message):

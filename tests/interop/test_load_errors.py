@@ -113,8 +113,8 @@ def test_no_config(refused, tmp_path):
 
 
 def test_unknown_model_type(refused, tmp_path, tensors):
-    folder = write_folder(tmp_path / "x", LLAMA | {"model_type": "mamba"}, tensors)
-    message = "model_type 'mamba' is not supported: it needs a selective scan for each feature; `py"
+    folder = write_folder(tmp_path / "x", LLAMA | {"model_type": "rwkv"}, tensors)
+    message = "model_type 'rwkv' is not supported: it needs the WKV recurrence; `py"
     assert refused(folder, message)
     (folder / "config.json").write_text("{}")
     assert refused(folder, r"model_type None is not supported")

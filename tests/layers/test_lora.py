@@ -321,7 +321,7 @@ def test_trained_parameters_of_a_tree_by_layer(name):
         ({"rank": 0}, "rank must be positive; got 0"),
         ({"alpha": 0.0}, "alpha must be positive; got 0.0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
-        ({"targets": ()}, "targets must name at least one linear map; got none"),
+        ({"targets": ()}, r"targets must have at least one entry; got \(\)"),
         ({"dora": True, "targets": ("query", "head")}, r"dora .* the targets \['head'\]"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_mesh_that_is_not_all_devices_is_refused(config, devices, message):
 
 
 def test_an_axis_without_devices_is_refused():
-    with pytest.raises(ValueError, match=r"tensor must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"tensor must be positive; got 0"):
         MeshConfig(tensor=0)
 
 

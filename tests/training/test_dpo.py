@@ -183,7 +183,7 @@ def test_log_likelihoods_are_those_of_the_targets_in_their_order(sizes):
         ({"beta": 0.0}, "beta must be positive; got 0.0"),
         ({"z_loss": 1e-4}, "DPO has no z_loss; got 0.0001"),
         ({"label_smoothing": 0.1}, "DPO has no label_smoothing; got 0.1"),
-        ({"load_balance": -1.0}, "load_balance must not be negative; got -1.0"),
+        ({"load_balance": -1.0}, "load_balance must be at least 0; got -1.0"),
     ],
 )
 def test_options_that_are_refused(fields, message):

@@ -121,23 +121,23 @@ def test_a_warm_up_as_long_as_the_run_is_only_a_warm_up(schedule):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Constant(peak=0.0), "peak learning rate must be positive; got 0.0"),
-        (lambda: Cosine(peak=-1.0), "peak learning rate must be positive; got -1.0"),
+        (lambda: Constant(peak=0.0), "peak must be positive; got 0.0"),
+        (lambda: Cosine(peak=-1.0), "peak must be positive; got -1.0"),
         (lambda: Linear(peak=float("nan")), "Linear.peak must be a finite float32 number; got nan"),
-        (lambda: Linear(peak=1.0, warmup_steps=-3), "warmup_steps must not be negative; got -3"),
+        (lambda: Linear(peak=1.0, warmup_steps=-3), "warmup_steps must be at least 0; got -3"),
         (lambda: Cosine(peak=1.0, final_fraction=1.5), "final_fraction must be .*; got 1.5"),
         (lambda: Linear(peak=1.0, final_fraction=-0.5), "final_fraction must be .*; got -0.5"),
         (
             lambda: WarmupStableDecay(peak=1.0, decay_fraction=2.0),
-            "decay_fraction must be between 0 and 1; got 2.0",
+            r"decay_fraction must be in \[0, 1\]; got 2.0",
         ),
         (
             lambda: WarmupStableDecay(peak=1.0, final_fraction=2.0),
-            "final_fraction must be between 0 and 1; got 2.0",
+            r"final_fraction must be in \[0, 1\]; got 2.0",
         ),
         (
             lambda: InverseSquareRoot(peak=1.0, warmup_steps=0),
-            "needs warmup_steps of at least 1; got 0",
+            "warmup_steps must be positive; got 0",
         ),
         (lambda: make_schedule(Constant(peak=1.0), 0), "total_steps must be at least 1; got 0"),
         (

@@ -62,13 +62,13 @@ def test_batches_in_which_nothing_counts_do_not_lower_what_is_usual():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"max_norm_ratio": 1.0}, "max_norm_ratio must be above 1 and finite, or None; got 1.0"),
+        ({"max_norm_ratio": 1.0}, "max_norm_ratio must be above 1; got 1.0"),
         (
             {"max_norm_ratio": math.nan},
             "max_norm_ratio must be a finite float32 number or None; got nan",
         ),
-        ({"warmup_updates": 0}, "warmup_updates must be at least 1; got 0"),
-        ({"max_consecutive_skips": 0}, "max_consecutive_skips must be at least 1; got 0"),
+        ({"warmup_updates": 0}, "warmup_updates must be positive; got 0"),
+        ({"max_consecutive_skips": 0}, "max_consecutive_skips must be positive; got 0"),
     ],
     ids=["ratio 1", "ratio nan", "warmup 0", "skips 0"],
 )

@@ -584,9 +584,9 @@ def test_the_tally_ignores_padding_rows():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"z_loss": -1e-4}, "z_loss must not be negative; got -0.0001"),
-        ({"load_balance": -0.5}, "load_balance must not be negative; got -0.5"),
-        ({"router_z_loss": -2.0}, "router_z_loss must not be negative; got -2.0"),
+        ({"z_loss": -1e-4}, "z_loss must be at least 0; got -0.0001"),
+        ({"load_balance": -0.5}, "load_balance must be at least 0; got -0.5"),
+        ({"router_z_loss": -2.0}, "router_z_loss must be at least 0; got -2.0"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\); got 1.0"),
     ],
 )

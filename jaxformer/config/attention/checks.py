@@ -1,15 +1,16 @@
 """Checks that attention kinds share: heads, biases, per-layer positions and windows."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from jaxformer.checks import INT32_MAX, require, require_nonempty, require_positive
-from jaxformer.config.positions import Positions, Rope, ScoreBias, window_size
+from jaxformer.checks import Must, require
+from jaxformer.config.positions import Positions, Rope, ScoreBias
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 MAX_ROTARY_DIM = 2**16  # their frequencies are a table that is made before any weight is read
 
-MAX_CONVOLUTION_WIDTH = 256
+# Every tap is a product of its own in the compiled program.
+ConvolutionWidth = Annotated[int, Must("be from 2 to 256", lambda width: 2 <= width <= 256)]
 
 
 def is_shared_bias(positions: Positions | None) -> bool:
@@ -18,21 +19,11 @@ def is_shared_bias(positions: Positions | None) -> bool:
 
 
 def check_heads(attention: Any) -> None:
-    """Check that num_heads is a multiple of num_kv_heads and that biases do not repeat."""
-    require_positive(attention, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
+    """Check that num_heads is a multiple of num_kv_heads."""
     require(
         attention.num_heads % attention.num_kv_heads == 0,
         "num_heads must be a multiple of num_kv_heads; "
         f"got num_heads={attention.num_heads}, num_kv_heads={attention.num_kv_heads}.",
-    )
-    check_biases(attention)
-
-
-def check_biases(attention: Any) -> None:
-    """Check that biases do not repeat."""
-    require(
-        len(set(attention.biases)) == len(attention.biases),
-        f"biases must not repeat a projection; got {attention.biases}.",
     )
 
 
@@ -52,22 +43,8 @@ def indivisibility(name: str, count: int, tensor: int, joint_norm: str | None) -
     return joint_norm and f"{name} {count} with {joint_norm} cannot be sharded over tensor {tensor}"
 
 
-def check_convolution_width(name: str, width: int) -> None:
-    """Check the number of taps; every tap is a product of its own in the compiled program."""
-    require(
-        2 <= width <= MAX_CONVOLUTION_WIDTH,
-        f"{name} must be from 2 to {MAX_CONVOLUTION_WIDTH}; got {width}.",
-    )
-
-
-def check_layer_patterns(attention: Any) -> None:
-    """Check the per-layer positions and windows, and that at most one bias is shared."""
-    require_nonempty(attention, "positions", "windows")
-    for window in attention.windows:
-        size = window_size(window)
-        tokens = 1 if size is None else size
-        require(tokens >= 1, f"A window must be at least 1; got {window}.")
-        require(tokens <= INT32_MAX, f"A window must be at most {INT32_MAX}; got {window}.")
+def check_ropes(attention: Any) -> None:
+    """Check that each RoPE fits the heads."""
     for rope in attention.positions:
         if isinstance(rope, Rope):
             _check_rope(rope, attention)
@@ -82,16 +59,6 @@ def check_shared_bias(kinds: Sequence[Any]) -> None:
         "Layers may share one score bias, and then need the same num_heads; got "
         f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
     )
-
-
-def check_position_types(attention: Any) -> None:
-    """Check that every position option is Rope or a score bias, which these kinds support."""
-    for kind in attention.positions:
-        require(
-            kind is None or isinstance(kind, Rope | ScoreBias),
-            f"{type(attention).__name__} supports only Rope or a ScoreBias as positions; "
-            f"got {type(kind).__name__}.",
-        )
 
 
 def _check_rope(rope: Rope, attention: Any) -> None:

@@ -1,20 +1,18 @@
 """Decay attention options: a linear recurrence with a state of constant size."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_biases
+from jaxformer.checks import AboveOne, Checked, Distinct, Size, require
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
-from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
-class Angles:
+class Angles(Checked):
     """Rotation of the state per token: one angle per feature pair, as RoPE frequencies.
 
     Attributes:
@@ -23,13 +21,9 @@ class Angles:
         learned: Whether each head learns its angles, starting from these.
     """
 
-    base: float = 10_000.0
+    base: AboveOne = 10_000.0
     pairing: Literal["halves", "neighbours"] = "halves"
     learned: bool = False
-
-    def __post_init__(self):
-        check_fields(self)
-        require(self.base > 1, f"Angles.base must be above 1; got {self.base}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +53,15 @@ class Decay(RecurrentDefaults):
         arXiv:2307.08621, section 2.1
     """
 
-    num_heads: int
-    head_dim: int
+    num_heads: Size
+    head_dim: Size
     min_memory: float = 32.0
     max_memory: float = 4096.0
     angles: Angles | None = Angles()
-    biases: tuple[Literal["value", "out"], ...] = ()
+    biases: Distinct[Literal["value", "out"]] = ()
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_heads", "head_dim")
+        super().__post_init__()
         require(
             1 < self.min_memory <= self.max_memory,
             "Decay needs 1 < min_memory <= max_memory; got min_memory="
@@ -78,7 +71,6 @@ class Decay(RecurrentDefaults):
             self.angles is None or self.head_dim % 2 == 0,
             f"Angles rotate pairs of features, so head_dim must be even; got {self.head_dim}.",
         )
-        check_biases(self)
 
     has_weights = True
     has_decays = True
@@ -98,7 +90,3 @@ class Decay(RecurrentDefaults):
         """Return the empty state of one layer, float32."""
         shape = shape._replace(num_slots=1, dtype=jnp.float32)
         return StateCache(shape.zeros(self.num_heads, self.head_dim))
-
-    def tiny(self) -> "Decay":
-        """Return the option at test size."""
-        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)

@@ -1,15 +1,19 @@
 """What attention kinds have in common: defaults, and sums over several kinds or none."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+from jaxformer.checks import Checked
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm
+from jaxformer.config.tiny import shrink
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
+Kind = TypeVar("Kind", bound="AttentionDefaults")
 
-class AttentionDefaults:
+
+class AttentionDefaults(Checked):
     """Base of the attention kinds; a kind overrides what differs.
 
     Attributes:
@@ -38,6 +42,10 @@ class AttentionDefaults:
     head_dim: int
     positions: Any
     windows: Any
+
+    def tiny(self: Kind) -> Kind:
+        """Return the option at test size."""
+        return shrink(self)
 
     @property
     def heads_width(self) -> int:

@@ -1,18 +1,14 @@
 """`Differential`: attention that subtracts one softmax from another."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxformer.checks import check_fields, require
-from jaxformer.config.attention.checks import (
-    check_heads,
-    check_layer_patterns,
-    check_position_types,
-)
+from jaxformer.checks import Cycle, Distinct, Must, Size
+from jaxformer.config.attention.checks import check_heads, check_ropes
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.layer_sizes import ActivationWidths
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.positions import Positions, Rope, Window
+from jaxformer.config.positions import QKRope, Rope, ScoreBias, Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,31 +35,19 @@ class Differential(GroupedHeads):
         Ye et al., Differential Transformer, 2024. arXiv:2410.05258, section 2.1
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    positions: tuple[Positions | None, ...] = (Rope(),)
-    windows: tuple[Window, ...] = (None,)
+    num_heads: Size
+    num_kv_heads: Annotated[Size, Must("be even, for pairs", lambda heads: heads % 2 == 0)]
+    head_dim: Size
+    positions: Cycle[QKRope | ScoreBias | None] = (Rope(),)
+    windows: Cycle[Window] = (None,)
     scale: float | None = None
     norm: Norm = RMSNorm(eps=1e-5, parameters="none")
-    biases: tuple[Literal["query", "key", "value", "out"], ...] = ()
+    biases: Distinct[Literal["query", "key", "value", "out"]] = ()
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         check_heads(self)
-        require(
-            self.num_kv_heads % 2 == 0,
-            f"Differential.num_kv_heads are pairs, so even; got {self.num_kv_heads}.",
-        )
-        check_layer_patterns(self)
-        check_position_types(self)
-        for rope in self.positions:
-            targets = rope.targets if isinstance(rope, Rope) else ()
-            require(
-                not set(targets) & set("vo"),
-                "Differential cannot rotate values or outputs: Rope.targets may contain only q and "
-                f"k; got {tuple(targets)}.",
-            )
+        check_ropes(self)
 
     depends_on_depth = True
     linear_projections = None  # type: ignore[assignment]  # the values of a pair are joined

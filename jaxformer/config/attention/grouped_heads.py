@@ -1,8 +1,8 @@
 """What `MultiHead` and `SharedKV` share: query heads in groups that read one key-value head."""
 
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from jaxformer.checks import Cycle
 from jaxformer.config.attention.checks import indivisibility
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import (
@@ -14,13 +14,7 @@ from jaxformer.config.attention.layer_sizes import (
 from jaxformer.config.attention.output_gate import num_gates
 from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Window
-from jaxformer.config.tiny import (
-    TINY_HEAD_DIM,
-    rescale_with_width,
-    tiny_num_heads,
-    tiny_positions,
-    tiny_window,
-)
+from jaxformer.config.tiny import TINY_HEAD_DIM, rescale_with_width, shrink, tiny_num_heads
 
 Kind = TypeVar("Kind", bound="GroupedHeads")
 
@@ -30,8 +24,8 @@ class GroupedHeads(AttentionDefaults):
 
     num_kv_heads: int
     value_dim: int | None = None
-    positions: tuple[Positions | None, ...]
-    windows: tuple[Window, ...]
+    positions: Cycle[Positions | None]
+    windows: Cycle[Window]
     scale: float | None
     qk_norm: QKNorm | None
     num_kv_projections = 2  # of keys and of values
@@ -103,14 +97,8 @@ class GroupedHeads(AttentionDefaults):
 
     def tiny(self: Kind) -> Kind:
         """Return the option at test size, with as many groups of heads."""
-        num_heads = tiny_num_heads(self.num_heads)
         kv_heads = 1 if self.num_kv_heads == 1 else 2
-        changes: dict[str, Any] = dict(
-            num_heads=num_heads,
-            num_kv_heads=num_heads if self.num_kv_heads == self.num_heads else kv_heads,
-            head_dim=TINY_HEAD_DIM,
-            positions=tuple(map(tiny_positions, self.positions)),
-            scale=rescale_with_width(self.scale, self.head_dim, TINY_HEAD_DIM),
-            windows=tuple(map(tiny_window, self.windows)),
-        )
-        return replace(self, **changes)  # type: ignore[type-var]  # its kinds are dataclasses
+        if self.num_kv_heads == self.num_heads:
+            kv_heads = tiny_num_heads(self.num_heads)
+        scale = rescale_with_width(self.scale, self.head_dim, TINY_HEAD_DIM)
+        return shrink(self, num_kv_heads=kv_heads, scale=scale)

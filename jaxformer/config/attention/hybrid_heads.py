@@ -1,9 +1,9 @@
 """`HybridHeads`: several attention kinds side by side in one layer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from jaxformer.checks import check_fields, require
+from jaxformer.checks import require
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.defaults import SideBySide
 from jaxformer.config.attention.differential import Differential
@@ -51,7 +51,7 @@ class HybridHeads(SideBySide):
     kinds: tuple[HeadKind, ...]
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         names = ", ".join(type(kind).__name__ for kind in self.kinds)
         require(len(self.kinds) > 1, f"HybridHeads.kinds must be two or more; got {names}.")
         require(
@@ -78,7 +78,3 @@ class HybridHeads(SideBySide):
     def parts(self) -> tuple[HeadKind, ...]:
         """The attention kinds."""
         return self.kinds
-
-    def tiny(self) -> "HybridHeads":
-        """Return the kinds at test size."""
-        return replace(self, kinds=tuple(kind.tiny() for kind in self.kinds))

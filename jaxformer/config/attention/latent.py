@@ -1,27 +1,17 @@
 """`Latent`: multi-head latent attention (MLA), which caches one latent and one key per token."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import (
-    check_biases,
-    check_layer_patterns,
-    check_position_types,
-)
+from jaxformer.checks import Cycle, Distinct, Size, require
+from jaxformer.config.attention.checks import check_ropes
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
 from jaxformer.config.attention.output_gate import OutputGate, num_gates
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.positions import Positions, Rope, Window
-from jaxformer.config.tiny import (
-    TINY_HEAD_DIM,
-    rescale_with_width,
-    tiny_num_heads,
-    tiny_positions,
-    tiny_window,
-)
+from jaxformer.config.positions import QKRope, Rope, ScoreBias, Window
+from jaxformer.config.tiny import TINY_HEAD_DIM, rescale_with_width, shrink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,38 +45,27 @@ class Latent(AttentionDefaults):
         Model, 2024. arXiv:2405.04434, section 2.1
     """
 
-    num_heads: int
-    latent_dim: int
-    query_latent_dim: int | None = None
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    positions: tuple[Positions | None, ...] = (Rope(pairing="neighbours"),)
-    windows: tuple[Window, ...] = (None,)
+    num_heads: Size
+    latent_dim: Size
+    query_latent_dim: Size | None = None
+    nope_dim: Size
+    rope_dim: Size
+    value_dim: Size
+    positions: Cycle[QKRope | ScoreBias | None] = (Rope(pairing="neighbours"),)
+    windows: Cycle[Window] = (None,)
     scale: float | None = None
     norm: Norm = RMSNorm()
     query_scaling: QueryScaling | None = None
-    biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
+    biases: Distinct[Literal["query_latent", "latent", "rotary_key", "out"]] = ()
     output_gate: OutputGate | None = None
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
-        require_positive(self, "nope_dim", "rope_dim", "value_dim")
-        check_biases(self)
-        check_layer_patterns(self)
+        super().__post_init__()
+        check_ropes(self)
         require(
             "query_latent" not in self.biases or self.query_latent_dim is not None,
             "A bias of the query_latent needs query_latent_dim; got None.",
         )
-        check_position_types(self)
-        for kind in self.positions:
-            targets = kind.targets if isinstance(kind, Rope) else ()
-            require(
-                not set(targets) & set("vo"),
-                "Latent cannot rotate values or outputs, because the cached latent has no position:"
-                f" Rope.targets may contain only q and k; got {tuple(targets)}.",
-            )
 
     @property
     def rope_head_dim(self) -> int:
@@ -139,16 +118,4 @@ class Latent(AttentionDefaults):
 
     def tiny(self) -> "Latent":
         """Return the option at test size."""
-        return replace(
-            self,
-            num_heads=tiny_num_heads(self.num_heads),
-            latent_dim=2 * TINY_HEAD_DIM,
-            query_latent_dim=None if self.query_latent_dim is None else 3 * TINY_HEAD_DIM,
-            nope_dim=TINY_HEAD_DIM,
-            rope_dim=TINY_HEAD_DIM,
-            value_dim=TINY_HEAD_DIM,
-            positions=tuple(map(tiny_positions, self.positions)),
-            scale=rescale_with_width(self.scale, self.key_dim, 2 * TINY_HEAD_DIM),
-            query_scaling=self.query_scaling and self.query_scaling.tiny(),
-            windows=tuple(map(tiny_window, self.windows)),
-        )
+        return shrink(self, scale=rescale_with_width(self.scale, self.key_dim, 2 * TINY_HEAD_DIM))

@@ -1,12 +1,12 @@
 """`LinearAttention`: a decaying state of keys and values, with or without the delta rule."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_biases, check_convolution_width, indivisibility
+from jaxformer.checks import Checked, Distinct, Positive, Size, require
+from jaxformer.config.attention.checks import ConvolutionWidth, indivisibility
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -15,12 +15,12 @@ from jaxformer.config.attention.layer_sizes import (
     LinearAttentionCache,
 )
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
+from jaxformer.config.tiny import shrink, tiny_num_heads
 from jaxformer.functional.linear_attention import LINEAR_ATTENTION_CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepDecay:
+class StepDecay(Checked):
     """Decay by a step whose size depends on the token: the longer it is, the more is forgotten.
 
         step = clip(softplus(W x + bias), min_step, max_step);    decay = exp(-exp(rate) * step)
@@ -37,13 +37,12 @@ class StepDecay:
     """
 
     over: Literal["head", "feature"] = "head"
-    rank: int | None = None
+    rank: Size | None = None
     min_step: float = 0.0
     max_step: float | None = None
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "rank")
+        super().__post_init__()
         limit = float("inf") if self.max_step is None else self.max_step
         require(
             0 <= self.min_step < limit,
@@ -53,7 +52,7 @@ class StepDecay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlopeDecay:
+class SlopeDecay(Checked):
     """Decay by a constant of each head, without parameters: the last of N heads forgets least.
 
         decay of head n = exp(-scale * 2 ** (-8 n / N));    n = 1 ... N
@@ -67,11 +66,7 @@ class SlopeDecay:
         arXiv:2501.08313
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "scale")
+    scale: Positive = 1.0
 
     def slopes(self, num_heads: int) -> tuple[float, ...]:
         """Minus the logarithm of the decay of each head."""
@@ -79,7 +74,7 @@ class SlopeDecay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedNorm:
+class GatedNorm(Checked):
     """Norm of the output, and a gate: an activation of a projection of the token.
 
         placement "after_norm"    norm(y) * activation(W x)
@@ -102,11 +97,7 @@ class GatedNorm:
     over: Literal["head", "group", "all"] = "head"
     activation: Literal["silu", "sigmoid"] | None = "silu"
     placement: Literal["after_norm", "before_norm"] = "after_norm"
-    rank: int | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "rank")
+    rank: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,42 +140,36 @@ class LinearAttention(RecurrentDefaults):
         Qin et al., Lightning Attention-2, 2024. arXiv:2401.04658
     """
 
-    num_heads: int
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
+    num_heads: Size
+    num_key_heads: Size
+    key_dim: Size
+    value_dim: Size
     decay: StepDecay | SlopeDecay | None = StepDecay()
     delta_rule: bool = True
     beta: Literal["one", "sigmoid", "step"] = "sigmoid"
-    max_beta: float = 1.0
+    max_beta: Positive = 1.0
     unit_vectors: bool = True
-    scale: float | None = None
+    scale: Positive | None = None
     skip: bool = False
-    convolution_width: int | None = 4
+    convolution_width: ConvolutionWidth | None = 4
     output: GatedNorm = GatedNorm()
-    biases: tuple[Literal["in", "convolution", "out"], ...] = ()
+    biases: Distinct[Literal["in", "convolution", "out"]] = ()
 
     has_decays = True
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(
-            self, "num_heads", "num_key_heads", "key_dim", "value_dim", "max_beta", "scale"
-        )
+        super().__post_init__()
         require(
             self.num_heads % self.num_key_heads == 0,
             "LinearAttention.num_heads must be a multiple of num_key_heads; got num_heads="
             f"{self.num_heads}, num_key_heads={self.num_key_heads}.",
         )
-        if self.convolution_width is not None:
-            check_convolution_width("LinearAttention.convolution_width", self.convolution_width)
         has_steps = self.steps is not None and self.steps.over == "head"
         require(
             self.beta != "step" or has_steps,
             'LinearAttention.beta="step" needs a decay with one step per head; got decay='
             f"{self.decay}.",
         )
-        check_biases(self)
 
     @property
     def steps(self) -> StepDecay | None:
@@ -263,15 +248,5 @@ class LinearAttention(RecurrentDefaults):
         """Return the option at test size."""
         heads = tiny_num_heads(self.num_heads)
         shares = {1: heads, self.num_heads: 1}
-        decay, output, steps = self.decay, self.output, self.steps
-        if steps is not None:
-            decay = replace(steps, rank=steps.rank and TINY_HEAD_DIM)
-        return replace(
-            self,
-            num_heads=heads,
-            num_key_heads=shares.get(self.num_heads // self.num_key_heads, heads // 2),
-            key_dim=TINY_HEAD_DIM,
-            value_dim=TINY_HEAD_DIM,
-            decay=decay,
-            output=replace(output, rank=output.rank and TINY_HEAD_DIM),
-        )
+        key_heads = shares.get(self.num_heads // self.num_key_heads, heads // 2)
+        return shrink(self, num_key_heads=key_heads)

@@ -26,7 +26,7 @@ class MixerInputs(NamedTuple):
     valid: Bool[Array, "*batch T"]
 
 
-class Mixer(RecurrentDefaults, Option, protocol=True):
+class Mixer(Option, RecurrentDefaults, protocol=True):
     """A custom sequence mixer that replaces attention in every layer.
 
     An option has a field `num_heads` and these methods; the last two are optional:

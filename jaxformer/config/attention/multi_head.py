@@ -1,17 +1,16 @@
 """`MultiHead`: multi-head, grouped-query and multi-query attention by the number of KV heads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.attention.checks import check_heads, check_layer_patterns
+from jaxformer.checks import Cycle, Distinct, Positive, Size, require
+from jaxformer.config.attention.checks import check_heads, check_ropes
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.layer_sizes import CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.attention.query_scaling import QueryScaling
 from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
-from jaxformer.config.tiny import TINY_HEAD_DIM
 
 Projection = Literal["query", "key", "value", "out"]
 
@@ -53,19 +52,19 @@ class MultiHead(GroupedHeads):
         Wang et al., Foundation Transformers, 2022. arXiv:2210.06423, section 2.1 (sub_norm)
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int | None = None
-    positions: tuple[Positions | None, ...] = (Rope(),)
-    windows: tuple[Window, ...] = (None,)
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    value_dim: Size | None = None
+    positions: Cycle[Positions | None] = (Rope(),)
+    windows: Cycle[Window] = (None,)
     scale: float | None = None
-    logit_softcap: float | None = None
-    clip_qkv: float | None = None
+    logit_softcap: Positive | None = None
+    clip_qkv: Positive | None = None
     qk_norm: QKNorm | None = None
     value_norm: Norm | None = None
     query_scaling: QueryScaling | None = None
-    biases: tuple[Projection, ...] = ()
+    biases: Distinct[Projection] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False
     output_gate: OutputGate | None = None
@@ -73,14 +72,13 @@ class MultiHead(GroupedHeads):
     cross_layer_kv: bool = False
 
     def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "clip_qkv", "value_dim")
+        super().__post_init__()
         require(
             self.normalizer == "softmax" or not self.sinks,
             f'MultiHead.sinks needs normalizer="softmax"; got {self.normalizer!r}.',
         )
         check_heads(self)
-        check_layer_patterns(self)
+        check_ropes(self)
         biases = [name for name in self.biases if name in ("key", "value")]
         require(
             not (self.cross_layer_kv and (biases or self.value_norm)),
@@ -108,11 +106,3 @@ class MultiHead(GroupedHeads):
     def empty_layer_cache(self, shape: CacheShape) -> Any:
         """Return the empty cache of one layer; without arrays if it reads another layer's cache."""
         return () if self.cross_layer_kv else super().empty_layer_cache(shape)
-
-    def tiny(self) -> "MultiHead":
-        """Return the option at test size, with as many groups of heads."""
-        return replace(
-            super().tiny(),
-            value_dim=self.value_dim and TINY_HEAD_DIM // 2,
-            query_scaling=self.query_scaling and self.query_scaling.tiny(),
-        )

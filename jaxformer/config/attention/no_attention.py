@@ -18,7 +18,3 @@ class NoAttention(SideBySide):
     parts = ()
     positions = (None,)
     windows = (1,)
-
-    def tiny(self) -> "NoAttention":
-        """Return the option at test size: the same."""
-        return self

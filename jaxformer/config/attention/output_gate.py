@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields
+from jaxformer.checks import Checked
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputGate:
+class OutputGate(Checked):
     """Multiply the outputs o of the heads by a gate that reads the layer's input x.
 
         out = W_out (activation(W_gate x) * o)
@@ -29,9 +29,6 @@ class OutputGate:
 
     over: Literal["feature", "head"] = "feature"
     activation: Literal["sigmoid", "softplus"] = "sigmoid"
-
-    def __post_init__(self):
-        check_fields(self)
 
     def __call__(
         self, logits: Float[Array, "*batch N G"], heads: Float[Array, "*batch N H"]

@@ -1,16 +1,15 @@
 """`QueryScaling`: queries that grow with the position."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Array, Float32, Integer
 
 from jaxformer import functional as F
-from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.tiny import TINY_MAX_LENGTH
+from jaxformer.checks import Checked, Count, Positive, Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryScaling:
+class QueryScaling(Checked):
     """Multiply queries by a factor that grows with the position (Ministral 3, Llama 4).
 
         1 + beta * ln(1 + floor((position + offset) / original_max_length))
@@ -21,21 +20,12 @@ class QueryScaling:
         offset: Number of the first position; 1 in Llama 4.
     """
 
-    beta: float = 0.1
-    original_max_length: int
-    offset: int = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "beta", "original_max_length")
-        require(self.offset >= 0, f"QueryScaling.offset must be at least 0; got {self.offset}.")
+    beta: Positive = 0.1
+    original_max_length: Size
+    offset: Count = 0
 
     def __call__(self, positions: Integer[Array, "*batch T"]) -> Float32[Array, "*batch T"]:
         """`F.query_scale`."""
         return F.query_scale(
             positions + self.offset, beta=self.beta, original_max_length=self.original_max_length
         )
-
-    def tiny(self) -> "QueryScaling":
-        """Return the option at test size."""
-        return replace(self, original_max_length=TINY_MAX_LENGTH // 4)

@@ -1,12 +1,12 @@
 """`RGLRU`: a gated linear recurrence of features behind a short convolution (Griffin)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import check_fields, require_positive
-from jaxformer.config.attention.checks import check_biases, check_convolution_width
+from jaxformer.checks import Distinct, Size
+from jaxformer.config.attention.checks import ConvolutionWidth
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -14,8 +14,7 @@ from jaxformer.config.attention.layer_sizes import (
     ConvolutionCache,
     LinearAttentionCache,
 )
-from jaxformer.config.feed_forward import check_activation
-from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
+from jaxformer.config.feed_forward import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +42,14 @@ class RGLRU(RecurrentDefaults):
         Language Models, 2024. arXiv:2402.19427, section 2
     """
 
-    num_heads: int
-    head_dim: int
-    convolution_width: int = 4
-    activation: str = "gelu_tanh"
-    biases: tuple[Literal["in", "convolution", "out"], ...] = ("in", "convolution", "out")
+    num_heads: Size
+    head_dim: Size
+    convolution_width: ConvolutionWidth = 4
+    activation: Activation = "gelu_tanh"
+    biases: Distinct[Literal["in", "convolution", "out"]] = ("in", "convolution", "out")
 
     has_decays = True
     chunk = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_heads", "head_dim")
-        check_convolution_width("RGLRU.convolution_width", self.convolution_width)
-        check_activation(self)
-        check_biases(self)
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer, including its projections."""
@@ -75,7 +67,3 @@ class RGLRU(RecurrentDefaults):
         state = shape._replace(num_slots=1, dtype=jnp.float32)
         inputs = shape._replace(num_slots=self.convolution_width - 1).zeros(*heads)
         return LinearAttentionCache(state.zeros(*heads), (ConvolutionCache(inputs),))
-
-    def tiny(self) -> "RGLRU":
-        """Return the option at test size."""
-        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)

@@ -1,12 +1,12 @@
 """`SelectiveScan`: a state per feature that decays by a step of its own (Mamba 1)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import check_fields, require_positive
-from jaxformer.config.attention.checks import check_biases, check_convolution_width
+from jaxformer.checks import Distinct, Size
+from jaxformer.config.attention.checks import ConvolutionWidth
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
@@ -15,7 +15,6 @@ from jaxformer.config.attention.layer_sizes import (
     LinearAttentionCache,
 )
 from jaxformer.config.norms import Norm
-from jaxformer.config.tiny import TINY_HEAD_DIM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +46,16 @@ class SelectiveScan(RecurrentDefaults):
         section 6.4 (norms)
     """
 
-    width: int
-    step_rank: int
-    state_dim: int = 16
+    width: Size
+    step_rank: Size
+    state_dim: Size = 16
     norm: Norm | None = None
-    convolution_width: int = 4
-    biases: tuple[Literal["in", "convolution", "out"], ...] = ("convolution",)
+    convolution_width: ConvolutionWidth = 4
+    biases: Distinct[Literal["in", "convolution", "out"]] = ("convolution",)
 
     has_decays = True
     head_dim = 1
     chunk = 0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "width", "step_rank", "state_dim")
-        check_convolution_width("SelectiveScan.convolution_width", self.convolution_width)
-        check_biases(self)
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
@@ -91,10 +84,4 @@ class SelectiveScan(RecurrentDefaults):
         inputs = shape._replace(num_slots=self.convolution_width - 1).zeros(self.width, 1)
         return LinearAttentionCache(
             state.zeros(self.width, self.state_dim), (ConvolutionCache(inputs),)
-        )
-
-    def tiny(self) -> "SelectiveScan":
-        """Return the option at test size."""
-        return replace(
-            self, width=4 * TINY_HEAD_DIM, step_rank=TINY_HEAD_DIM, state_dim=TINY_HEAD_DIM
         )

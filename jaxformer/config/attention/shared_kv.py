@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import check_fields, require
-from jaxformer.config.attention.checks import (
-    check_heads,
-    check_layer_patterns,
-    check_position_types,
-)
+from jaxformer.checks import Cycle, Distinct, Positive, Size, require
+from jaxformer.config.attention.checks import check_heads, check_ropes
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.norms import Norm, QKNorm
-from jaxformer.config.positions import Positions, Rope, Window, as_rope
+from jaxformer.config.positions import Rope, ScoreBias, Window, as_rope
 
 ROPE_ON_QKVO = Rope(targets=("q", "k", "v", "o"))
 
@@ -46,23 +42,22 @@ class SharedKV(GroupedHeads):
         https://spaces.ac.cn/archives/10862
     """
 
-    num_heads: int
-    num_kv_heads: int = 1
-    head_dim: int
-    positions: tuple[Positions | None, ...] = (ROPE_ON_QKVO,)
-    windows: tuple[Window, ...] = (None,)
+    num_heads: Size
+    num_kv_heads: Size = 1
+    head_dim: Size
+    positions: Cycle[Rope | ScoreBias | None] = (ROPE_ON_QKVO,)
+    windows: Cycle[Window] = (None,)
     scale: float | None = None
-    logit_softcap: float | None = None
+    logit_softcap: Positive | None = None
     qk_norm: QKNorm | None = None
     value_norm: Norm | None = None
-    biases: tuple[Literal["query", "key_value", "out"], ...] = ()
+    biases: Distinct[Literal["query", "key_value", "out"]] = ()
     output_gate: OutputGate | None = None
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         check_heads(self)
-        check_layer_patterns(self)
-        check_position_types(self)
+        check_ropes(self)
         require(
             self.qk_norm is None or self.qk_norm.placement == "before_rope",
             "SharedKV normalises before RoPE, so qk_norm.placement must be 'before_rope'; got "

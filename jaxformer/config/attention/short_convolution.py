@@ -1,13 +1,12 @@
 """`ShortConvolution`: a gated causal convolution of a few tokens in place of attention."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import check_fields, require_positive
-from jaxformer.config.attention.checks import check_biases, check_convolution_width
+from jaxformer.checks import Distinct, Size
+from jaxformer.config.attention.checks import ConvolutionWidth
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, ConvolutionCache
-from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +27,10 @@ class ShortConvolution(RecurrentDefaults):
         Liquid AI, LFM2 Technical Report, 2025. arXiv:2511.23404, section 2
     """
 
-    num_heads: int
-    head_dim: int
-    width: int = 3
-    biases: tuple[Literal["in", "convolution", "out"], ...] = ()
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_heads", "head_dim")
-        check_convolution_width("ShortConvolution.width", self.width)
-        check_biases(self)
+    num_heads: Size
+    head_dim: Size
+    width: ConvolutionWidth = 3
+    biases: Distinct[Literal["in", "convolution", "out"]] = ()
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer, including its projections."""
@@ -52,7 +45,3 @@ class ShortConvolution(RecurrentDefaults):
         """Return the empty cache of one layer."""
         shape = shape._replace(num_slots=self.width - 1)
         return ConvolutionCache(shape.zeros(self.num_heads, self.head_dim))
-
-    def tiny(self) -> "ShortConvolution":
-        """Return the option at test size."""
-        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)

@@ -210,7 +210,7 @@ def test_initial_steps_and_rates_are_within_their_limits():
         (dict(beta="step", decay=None), 'beta="step" needs a decay with one step per head'),
         (dict(beta="step", decay=StepDecay(over="feature")), 'beta="step" needs a decay with one'),
         (dict(decay=dict(min_step=0.3, max_step=0.2)), "min_step=0.3, max_step=0.2"),
-        (dict(biases=("in", "in")), "must not repeat a projection"),
+        (dict(biases=("in", "in")), "must not repeat an entry"),
     ],
 )
 def test_options_that_cannot_be(fields, message):

@@ -149,7 +149,7 @@ def test_initial_decays_and_gates():
         (dict(head_dim=0), "RGLRU.head_dim must be positive; got 0"),
         (dict(convolution_width=257), "convolution_width must be from 2 to 256; got 257"),
         (dict(activation="none"), "RGLRU.activation must be one of .* got 'none'"),
-        (dict(biases=("in", "in")), "must not repeat a projection"),
+        (dict(biases=("in", "in")), "must not repeat an entry"),
     ],
 )
 def test_options_that_cannot_be(fields, message):

@@ -146,7 +146,7 @@ def test_initial_steps_and_rates():
         (dict(step_rank=0), "SelectiveScan.step_rank must be positive; got 0"),
         (dict(state_dim=0), "SelectiveScan.state_dim must be positive; got 0"),
         (dict(convolution_width=1), "convolution_width must be from 2 to 256; got 1"),
-        (dict(biases=("in", "in")), "must not repeat a projection"),
+        (dict(biases=("in", "in")), "must not repeat an entry"),
     ],
 )
 def test_options_that_cannot_be(fields, message):
