@@ -79,7 +79,7 @@ class Pretrain(EpochsConfig):
         sample_tokens: Length of the sample in tokens; None is no sample.
     """
 
-    corpus: data.Corpus = data.StandardLibrary()
+    corpus: data.CorpusConfig = data.StandardLibrary()
     tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
     chat_template: str | None = None
     held_out: HeldOut = 0.05
@@ -149,13 +149,13 @@ class PackedCorpus(NamedTuple):
     template: data.ChatTemplate | None  # of the instructions, if there are any
     train: data.AnyRows
     held_out: data.AnyRows
-    sources: tuple[data.AnySource, ...]
+    corpora: tuple[data.Corpus, ...]
     cache: Path  # folder of the packed rows
 
     @property
     def held_out_documents(self) -> data.Documents:
-        """The held-out documents of all sources."""
-        parts = [source.lazy("held_out") for source in self.sources]
+        """The held-out documents of all corpora."""
+        parts = [corpus.documents("held_out") for corpus in self.corpora]
         return data.Documents(lambda: chain.from_iterable(parts))
 
 
@@ -181,8 +181,8 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     template = chat_template(run) if has_instructions(run.corpus) else None
     recorded = resumes_from and read_json_with_checksum(resumes_from / CORPUS_FILE)
     records = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
-    sources = tuple(
-        open_source(run, part, template, x) for part, x in zip(parts, records, strict=True)
+    corpora = tuple(
+        open_corpus(run, part, template, x) for part, x in zip(parts, records, strict=True)
     )
     if template is None and has_instructions(run.corpus):
         print(
@@ -193,59 +193,53 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     if tokenizer is None:
         tokenizer = data.cached_tokenizer(
             run.tokenizer,
-            sources,
+            corpora,
             run.cache,
             on_train=lambda size: print(
                 f"  training the tokenizer on {format_count(size)} bytes", flush=True
             ),
         )
     largest, length = run.largest(), run.length
-    packed = [pack_source(largest, source, tokenizer) for source in sources]
+    packed = [pack_corpus(largest, corpus, tokenizer) for corpus in corpora]
     if length is None:
         length = fitted_row_length(largest, packed)
         largest = replace(largest, length=length)
-        packed = [pack_source(largest, source, tokenizer) for source in sources]
-    for source, rows in zip(sources, packed, strict=True):
-        describe_source(largest, source, *rows)
+        packed = [pack_corpus(largest, corpus, tokenizer) for corpus in corpora]
+    for corpus, rows in zip(corpora, packed, strict=True):
+        describe_corpus(largest, corpus, *rows)
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
-    return PackedCorpus(tokenizer, template, train, held_out, sources, run.cache)
+    return PackedCorpus(tokenizer, template, train, held_out, corpora, run.cache)
 
 
-def open_source(
+def open_corpus(
     run: Pretrain,
     source: data.Source,
     template: data.ChatTemplate | None,
     recorded: Mapping[str, Any] | None,
-) -> data.AnySource:
+) -> data.Corpus:
     """Open a source of the corpus; no text is read that has been read before."""
-    share: Any = dict(
-        held_out=run.held_out, max_bytes=run.held_out_bytes, recorded=recorded, folder=run.cache
+    is_trained = isinstance(run.tokenizer, data.BPE | data.Characters)
+    has_own = isinstance(source, data.Packed) and not is_trained
+    corpus = data.Corpus(
+        source,
+        folder=run.cache,
+        tokenizer=data.build_tokenizer(run.tokenizer, ()) if has_own else None,
+        template=template,
+        held_out=run.held_out,
+        max_bytes=run.held_out_bytes,
+        seed=run.seed,
+        recorded=recorded,
+        buffer_bytes=round(run.buffer_gb * 1e9),
     )
-    streams = not isinstance(source, data.StandardLibrary) and data.is_store(source.path)
-    if streams:
-        share |= dict(seed=run.seed, buffer_bytes=round(run.buffer_gb * 1e9))
-    kind: Any
-    if isinstance(source, data.Packed):
-        if isinstance(run.tokenizer, data.BPE | data.Characters):
-            raise ValueError(
-                f"The text of {source} is tokenized; pass its tokenizer: --tokenizer "
-                "FILE_OR_FOLDER."
-            )
-        share["tokenizer"] = data.build_tokenizer(run.tokenizer, ())
-        kind = data.StreamedTokens if streams else data.TokenizedSource
-    else:
-        share["template"] = template
-        kind = data.StreamedSource if streams else data.CachedSource
-    opened: data.AnySource = kind(source, **share)
-    if isinstance(opened, data.StreamedSource | data.StreamedTokens):
+    if corpus.is_streamed:
         print(
-            f"  {opened.num_files} files of {format_count(opened.num_bytes)} bytes are read in "
-            f"{len(opened.names)} shards while the model is trained; held-out text is of the shard "
-            f"of {opened.first}",
+            f"  {len(corpus.record['files'])} files of {format_count(corpus.num_bytes)} bytes are "
+            f"read in {len(corpus.shards)} shards while the model is trained; held-out text is of "
+            f"the shard of {corpus.first}",
             flush=True,
         )
-    return opened
+    return corpus
 
 
 def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
@@ -256,18 +250,18 @@ def saved_tokenizer(folder: Path | None) -> data.Tokenizer | None:
         return None
 
 
-def pack_source(
-    run: Pretrain, source: data.AnySource, tokenizer: data.Tokenizer
+def pack_corpus(
+    run: Pretrain, corpus: data.Corpus, tokenizer: data.Tokenizer
 ) -> tuple[data.AnyRows, data.AnyRows]:
-    """Tokenize and pack the training part and the held-out part of one source."""
+    """Tokenize and pack the training part and the held-out part of one corpus."""
     packed = []
     for part, name in PARTS.items():
         try:
             progress = TokenizationProgress()
-            rows = source.pack(part, tokenizer, row_length=run.length, on_progress=progress)
+            rows = corpus.pack(part, tokenizer, row_length=run.length, on_progress=progress)
             packed.append(rows)
         except ValueError as error:
-            raise ValueError(f"{source.source}, {name}: {error}") from error
+            raise ValueError(f"{corpus.source}, {name}: {error}") from error
     train, held_out = packed
     return train, held_out
 
@@ -290,19 +284,19 @@ def fitted_row_length(run: Pretrain, packed: list[tuple[data.AnyRows, data.AnyRo
     return fitting_length(2 + int(max(longest)), run.length)
 
 
-def describe_source(
-    run: Pretrain, source: data.AnySource, train: data.AnyRows, held_out: data.AnyRows
+def describe_corpus(
+    run: Pretrain, corpus: data.Corpus, train: data.AnyRows, held_out: data.AnyRows
 ) -> None:
-    """Print the sizes of the parts of a source.
+    """Print the sizes of the parts of a corpus.
 
     Raises:
         ValueError: A part has less than one row.
     """
-    if source.source is not run.corpus:
-        print(f"  {source.source}", flush=True)
-    answers_only = isinstance(source.source, data.Instructions)
+    if corpus.source is not run.corpus:
+        print(f"  {corpus.source}", flush=True)
+    answers_only = isinstance(corpus.source, data.Instructions)
     for rows, name in zip((train, held_out), PARTS.values(), strict=True):
-        if isinstance(rows, data.StreamedRows):
+        if rows.epoch is None:  # a stream
             continue
         if rows.num_targets < run.length and not answers_only:
             raise ValueError(
@@ -346,7 +340,7 @@ class LanguageModelingData(TrainData):
         self.rows_per_epoch = corpus.train.epoch
         self.gzip: float | None = None
         if corpus.held_out.num_bytes >= MIN_GZIP_BYTES:
-            parts = corpus.sources, corpus.tokenizer, corpus.cache
+            parts = corpus.corpora, corpus.tokenizer, corpus.cache
             self.gzip = data.cached_gzip_bits_per_byte(*parts)
         self._batches = make_batches(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
         self.get_batch = lambda step: put_batch(self._batches[step], setup.mesh, run.batch_size)
@@ -371,8 +365,8 @@ class LanguageModelingData(TrainData):
         return {"data": {"train": train.digest, "held_out": held_out.digest}}
 
     def files(self) -> dict[str, str]:
-        """Records of the sources, with which a resumed run compares them; the chat template."""
-        records = json_with_checksum([source.record for source in self._corpus.sources])
+        """Records of the corpora, with which a resumed run compares them; the chat template."""
+        records = json_with_checksum([corpus.record for corpus in self._corpus.corpora])
         return {CORPUS_FILE: records, **template_file(self._run, self._corpus.template)}
 
     def is_ready(self, step: int) -> bool:
@@ -383,11 +377,10 @@ class LanguageModelingData(TrainData):
         """Bits per byte of an even sample of the held-out rows; `final` ones of all."""
         rows, train = self._corpus.held_out, self._corpus.train
         run = self._run
-        assert not isinstance(rows, data.StreamedRows)  # held-out text is bounded
-        sampled: data.AnyRows = rows
-        if not final and run.evaluate_rows < len(rows):
-            sampled = rows.take(np.linspace(0, len(rows) - 1, run.evaluate_rows).astype(int))
-        nats, tokens = evaluate_rows(self._eval_step, params, sampled, self._mesh, run.batch_size)
+        count = len(rows) if final else min(run.evaluate_rows, len(rows))
+        index = np.linspace(0, len(rows) - 1, count).astype(int)
+        model = self._eval_step, params
+        nats, tokens = evaluate_rows(*model, rows, self._mesh, run.batch_size, index=index)
         bits = float(F.bits_per_byte(nats * rows.num_targets / tokens, rows.num_bytes))
         recorder.progress.update(step, bits_per_byte=bits)
         if not final:
@@ -418,16 +411,16 @@ def make_batches(rows: data.AnyRows, mesh: Mesh, batch_size: int, *, seed: int) 
 
 
 def evaluate_rows(
-    eval_step: Any, params: Any, rows: data.AnyRows, mesh: Mesh, batch_size: int
+    eval_step: Any, params: Any, rows: data.AnyRows, mesh: Mesh, batch_size: int, **options: Any
 ) -> tuple[float, int]:
-    """Summed negative log-likelihood (nats) and token count of packed rows."""
-    local_rows = local_batch_slice(mesh, batch_size)
-    batches = data.evaluation_batches(rows, batch_size=batch_size, local_rows=local_rows)
+    """Summed negative log-likelihood (nats) and token count; options of `evaluation_batches`."""
+    options |= {"batch_size": batch_size, "local_rows": local_batch_slice(mesh, batch_size)}
+    batches = data.evaluation_batches(rows, **options)
     sharded = (put_batch(batch, mesh, batch_size) for batch in batches)
     return loop.evaluate(eval_step, params, sharded)
 
 
-def has_instructions(corpus: data.Corpus) -> bool:
+def has_instructions(corpus: data.CorpusConfig) -> bool:
     """Whether any source of the corpus has instructions."""
     parts = corpus.parts if isinstance(corpus, data.Mixture) else (corpus,)
     return any(isinstance(part, data.Instructions) for part in parts)

@@ -20,12 +20,12 @@ from typing import Any
 from jaxformer.checks import require
 from jaxformer.config import from_python
 from jaxformer.data.corpus import Documents, NoTextError, StandardLibrary, TextFiles, corpus_size
-from jaxformer.data.corpus_cache import CachedSource, cached_tokenizer
+from jaxformer.data.corpus_cache import cached_tokenizer
+from jaxformer.data.opened_corpus import Corpus
 from jaxformer.data.packing import METADATA, open_packed, write_packed
+from jaxformer.data.shard_files import part_name
 from jaxformer.data.stores import fetch_files, is_store, store_has, upload
-from jaxformer.data.streamed_source import StreamedSource
 from jaxformer.data.tokenization import TokenizationProgress
-from jaxformer.data.tokenized_source import part_name
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer, Tokenizer
 from jaxformer.errors import readable_errors
@@ -97,23 +97,22 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
         OSError: The disk is full.
     """
     cache = Path("runs/cache") if is_store(output) else Path(output, ".cache")
-    source: CachedSource | StreamedSource
-    if isinstance(corpus, TextFiles) and is_store(corpus.path):
-        source = StreamedSource(corpus, folder=cache)
-        names, num_parts = list(source.names), len(source.names)
+    opened, num_parts = Corpus(corpus, folder=cache), count
+    shards = [*opened.shards.values()]
+    if opened.is_streamed:
+        num_parts = len(shards)
         numbers = range(number, num_parts + 1, count)
-        parts = {i: source.documents(names[i - 1]) for i in numbers}
+        parts = {i: shards[i - 1].documents(None) for i in numbers}
         print(f"{num_parts} shards, of which this process tokenizes {len(parts)}.", flush=True)
-        text_key = json_digest([source.shard_key(name) for name in names])
     else:
-        source, num_parts = CachedSource(corpus, folder=cache), count
-        documents, text_key = source.documents, source.text_key
+        documents = shards[0].documents(None)
         parts = {number: Documents(lambda: islice(iter(documents), number - 1, None, count))}
+    text_key = json_digest([shard.key for shard in shards])
 
     def on_train(size: int) -> None:
         print(f"  training the tokenizer on {size:,} bytes", flush=True)
 
-    built = cached_tokenizer(tokenizer, [source], cache, on_train=on_train)
+    built = cached_tokenizer(tokenizer, [opened], cache, on_train=on_train)
     digest = json_digest(built.to_json())
     identity = {"text": text_key, "tokenizer": digest, "parts": num_parts}
     folder = Path(output)

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from jaxformer.checks import require
-from jaxformer.data.mixed_rows import AnyRows, MixedRows
-from jaxformer.data.streamed_rows import MAX_ROWS, StreamedRows
+from jaxformer.data.parted_rows import MAX_ROWS, AnyRows, ConcatenatedRows
 from jaxformer.extras import import_extra
 
 
@@ -38,7 +37,7 @@ class Batches:
 
     Every epoch has each row once, in a new order; a batch may span several epochs. Every step takes
     the same time to compute, so a run resumes at the next step. Iteration starts at step 0. Each
-    part of `MixedRows` has separate epochs, and batches have rows of each part by its weight.
+    part of a mixture has separate epochs, and batches have rows of each part by its weight.
     """
 
     def __init__(
@@ -71,31 +70,30 @@ class Batches:
         # The seed that grain's `MapDataset.seed(seed).shuffle()` derives.
         self._seed = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
         self._local = slice(None) if local_rows is None else local_rows
-        self._parts = rows.parts if isinstance(rows, MixedRows) else (rows,)
+        self._parts: tuple[AnyRows, ...] = (rows,)
         self._mixed = None
-        if isinstance(rows, MixedRows):
+        if isinstance(rows, ConcatenatedRows) and rows.weights is not None:
+            self._parts = rows.parts
             first = range(0, len(self._parts) * MAX_ROWS, MAX_ROWS)
             places = [grain.MapDataset.range(begin, begin + MAX_ROWS) for begin in first]
             self._mixed = grain.MapDataset.mix(places, rows.weights).batch(batch_size)
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
-        step = check_step(step)
+        return _make_batch(self._rows, self._numbers(check_step(step)))
+
+    def is_ready(self, step: int) -> bool:
+        """Whether `self[step]` need not wait for a file of a store."""
+        return self._rows.is_ready(self._numbers(step))
+
+    def _numbers(self, step: int) -> np.ndarray:
+        """Numbers of the local rows of a batch."""
         places, offset = self._places(step), 0
         numbers = np.empty_like(places)
         for number, part in enumerate(self._parts):
             is_of_part = places // MAX_ROWS == number
             numbers[is_of_part] = offset + self._row_numbers(part, places[is_of_part] % MAX_ROWS)
             offset += len(part)
-        return _make_batch(self._rows, numbers)
-
-    def is_ready(self, step: int) -> bool:
-        """Whether `self[step]` need not wait for a file of a store."""
-        places = self._places(step)
-        return all(
-            part.is_ready(places[places // MAX_ROWS == number] % MAX_ROWS)
-            for number, part in enumerate(self._parts)
-            if isinstance(part, StreamedRows)
-        )
+        return numbers
 
     def _places(self, step: int) -> np.ndarray:
         """Places of the local rows in all epochs, by `MAX_ROWS` times the part."""
@@ -107,7 +105,7 @@ class Batches:
 
     def _row_numbers(self, part: AnyRows, places: np.ndarray) -> np.ndarray:
         """Rows at these places of all epochs of a part, one after another."""
-        if isinstance(part, StreamedRows):  # which has an order of its own
+        if part.epoch is None:  # a stream, which has an order of its own
             return places
         epochs, places = np.divmod(places, len(part))
         if not self._shuffles:
@@ -121,7 +119,11 @@ class Batches:
 
 
 def evaluation_batches(
-    rows: AnyRows, *, batch_size: int, local_rows: slice | None = None
+    rows: AnyRows,
+    *,
+    batch_size: int,
+    local_rows: slice | None = None,
+    index: np.ndarray | None = None,
 ) -> Iterator[Batch]:
     """Yield every row once, in order, in batches of equal shape.
 
@@ -131,24 +133,26 @@ def evaluation_batches(
         rows: Rows to iterate over.
         batch_size: Rows of a batch.
         local_rows: Rows of each batch to return, for one of several processes.
+        index: Numbers of the rows to iterate over; None is all.
 
     Returns:
-        An iterator of ``ceil(len(rows) / batch_size)`` batches.
+        An iterator of ``ceil(len(index) / batch_size)`` batches.
 
     Raises:
         ValueError: There are no rows, or the batch size is below 1.
     """
     _check_arguments(rows, batch_size)
     local, end = slice(None) if local_rows is None else local_rows, rows.end_of_text
+    numbers = np.arange(len(rows)) if index is None else index
 
     def padded_batch(first: int) -> Batch:
-        indices = np.arange(first, first + batch_size)[local]
-        batch = _make_batch(rows, indices[indices < len(rows)])
-        fill = ((0, len(indices) - len(batch.tokens)), (0, 0))
+        places = np.arange(first, first + batch_size)[local]
+        batch = _make_batch(rows, numbers[places[places < len(numbers)]])
+        fill = ((0, len(places) - len(batch.tokens)), (0, 0))
         fields = zip(batch, (end, end, 0, 0, False), strict=True)
         return Batch(*(np.pad(x, fill, constant_values=value) for x, value in fields))
 
-    return map(padded_batch, range(0, len(rows), batch_size))
+    return map(padded_batch, range(0, len(numbers), batch_size))
 
 
 def check_step(step: SupportsIndex) -> int:

@@ -64,7 +64,7 @@ class TextFiles:
     and folders and links to folders; it may be a folder that the library datasets saved.
 
     An address of a store, such as ``hf://datasets/NAME/data/*.parquet``, ``gs://bucket/folder`` or
-    ``s3://bucket/folder``, is read file by file, by `StreamedSource`.
+    ``s3://bucket/folder``, is read file by file, by `Corpus`.
 
     Attributes:
         path: File or folder, or the address of a file, a folder or a pattern in a store.
@@ -140,7 +140,7 @@ class Mixture(Checked):
         return " and ".join(str(part) for part in self.parts)
 
 
-Corpus: TypeAlias = Source | Mixture
+CorpusConfig: TypeAlias = Source | Mixture
 
 
 class NoTextError(ValueError):
@@ -204,7 +204,7 @@ def source_files(source: TextSource) -> dict[str, Path]:
     require(source.path != "", "The path of a corpus must name a file or folder; got ''.")
     if is_store(source.path):
         raise ValueError(
-            f"{source.path} is an address in a store; pass it to jaxformer.data.StreamedSource or "
+            f"{source.path} is an address in a store; pass it to jaxformer.data.Corpus or "
             "experiments.pretrain, or copy its files."
         )
     path, leave_out = Path(source.path), frozenset[str]()

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 from jaxformer.data.batches import Batch, check_step
 from jaxformer.data.cached_files import cached_arrays
 from jaxformer.data.chat_templates import ChatTemplate
-from jaxformer.data.file_digests import check_unchanged, file_state
 from jaxformer.data.instructions import TOOLS, Instruction, Instructions, make_instruction
 from jaxformer.data.preference_records import (
     CHOSEN,
@@ -25,6 +24,7 @@ from jaxformer.data.preference_records import (
     reasons_text,
 )
 from jaxformer.data.records import read_records
+from jaxformer.data.shard_files import LocalFiles
 from jaxformer.data.tokenization import TokenizedPart, tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import json_digest
@@ -236,18 +236,17 @@ def read_preferences(
             messages, with file and line.
     """
     path = Path(path)
-    state = file_state(path)
-    with open(path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    record = folder / "files" / f"{json_digest(str(path.resolve()))[:32]}.json"
+    files = LocalFiles(lambda: {path.name: path}, record)
+    sha256 = files.versions[path.name]
     template_key = None if template is None else template.key
     key = json_digest([FORMAT_VERSION, sha256, tokenizer.to_json(), template_key, row_length])[:32]
     cached = folder / f"preferences-{key}.npz"
     parts = folder / f".{cached.stem}.parts"
 
     def make() -> dict[str, Any]:
-        arrays = _tokenize(path, tokenizer, template, row_length, parts)
-        check_unchanged(path, state)
-        return arrays
+        with files.open(folder, keep=False):
+            return _tokenize(path, tokenizer, template, row_length, parts)
 
     arrays = cached_arrays(cached, [field.name for field in fields(Preferences)], make)
     shutil.rmtree(parts, ignore_errors=True)

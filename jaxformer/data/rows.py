@@ -19,7 +19,7 @@ rest is filled with end of text without loss. Only tokens of the answers have lo
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,11 +27,8 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer, Shaped
 
 from jaxformer.data.checked_files import CheckedFile
-from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 
 RowIndex: TypeAlias = int | np.integer | slice | list[int] | np.ndarray
-# (Part, row numbers in it) for each part, and the order that restores the index.
-Located: TypeAlias = tuple[list[tuple[Any, np.ndarray]], np.ndarray]
 
 
 class PackedRow(NamedTuple):
@@ -72,7 +69,6 @@ class PackedRows:
         bos_token_id: Token that replaces the end of text before a document in batches; None keeps
             the end of text.
         first_input: Index in the stream of the first input of the rows.
-        row_numbers: Numbers of the rows; None is all.
     """
 
     tokens: CheckedFile | Integer[np.ndarray, " N"]
@@ -89,7 +85,6 @@ class PackedRows:
     loss_mask: CheckedFile | Bool[np.ndarray, " N-1"] | None = None
     bos_token_id: int | None = None
     first_input: int = 0
-    row_numbers: Integer[np.ndarray, " R"] | None = None
 
     @property
     def epoch(self) -> int:
@@ -97,8 +92,6 @@ class PackedRows:
         return len(self)
 
     def __len__(self) -> int:
-        if self.row_numbers is not None:
-            return len(self.row_numbers)
         return -(-self.num_inputs // self.row_length)
 
     def __getitem__(self, index: RowIndex) -> PackedRow:
@@ -135,11 +128,9 @@ class PackedRows:
             loss_mask = self._read(self.loss_mask, begins, self.row_length, False)
         return loss_mask.reshape(*numbers.shape, self.row_length)
 
-    def take(self, index: list[int] | np.ndarray) -> "PackedRows":
-        """The rows with these indices; totals such as num_bytes stay those of all rows."""
-        numbers = self._numbers(index)
-        digest = hashlib.sha256(self.digest.encode() + numbers.tobytes()).hexdigest()
-        return replace(self, row_numbers=numbers, digest=digest)
+    def is_ready(self, index: RowIndex) -> bool:
+        """Whether these rows can be read without waiting: always."""
+        return True
 
     def check(self) -> None:
         """Check all blocks of the files.
@@ -217,61 +208,7 @@ class PackedRows:
                 raise IndexError(f"There are {count} rows; got the index {index}.")
             if smallest < 0:
                 numbers = np.where(numbers < 0, numbers + count, numbers)
-        return numbers if self.row_numbers is None else self.row_numbers[numbers]
-
-
-class PartedRows:
-    """Rows of several parts, of which `_locate` finds some."""
-
-    def _locate(self, index: Sequence[int] | np.ndarray) -> Located:
-        """The rows with these indices."""
-        raise NotImplementedError
-
-    def _counts(self) -> Iterable[Any]:
-        """What has the totals of each part."""
-        raise NotImplementedError
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents; in a stream, of the shards opened so far, as the other totals."""
-        return sum(part.num_documents for part in self._counts())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the text with loss, without special tokens."""
-        return sum(part.num_bytes for part in self._counts())
-
-    @property
-    def num_targets(self) -> int:
-        """Number of targets with loss."""
-        return sum(part.num_targets for part in self._counts())
-
-    def __getitem__(self, index: Sequence[int] | np.ndarray) -> PackedRow:
-        located, order = self._locate(index)
-        rows = [part[numbers] for part, numbers in located]
-        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
-
-    def loss_mask_at(self, index: Sequence[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
-        """Loss mask of the rows with these indices."""
-        located, order = self._locate(index)
-        return np.concatenate([part.loss_mask_at(numbers) for part, numbers in located])[order]
-
-
-def empty_rows(tokenizer: Tokenizer, row_length: int) -> PackedRows:
-    """No rows."""
-    nothing = np.zeros(0, np.int64)
-    return PackedRows(
-        tokens=np.full(1, tokenizer.end_of_text),
-        starts=nothing,
-        document_bytes=nothing,
-        num_inputs=0,
-        row_length=row_length,
-        end_of_text=tokenizer.end_of_text,
-        num_documents=0,
-        num_bytes=0,
-        num_targets=0,
-        bos_token_id=bos_token_id(tokenizer),
-    )
+        return numbers
 
 
 def _windows(

@@ -36,11 +36,13 @@ def use_folder(folder: Path) -> IO[str]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = open(folder / LOCK, "w")  # noqa: SIM115
-        except FileNotFoundError:  # deleted meanwhile
+        except (FileNotFoundError, FileExistsError):  # deleted meanwhile
+            if folder.is_file():
+                raise
             continue
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
-        if (folder / LOCK).exists():
+        if _is_lock(lock, folder):
             with contextlib.suppress(OSError):
                 os.utime(folder)
             return lock
@@ -50,15 +52,25 @@ def use_folder(folder: Path) -> IO[str]:
 def delete_unused(folder: Path) -> bool:
     """Delete a folder unless a process uses it; returns whether it is gone."""
     try:
-        with open(folder / LOCK) as lock:
+        with open(folder / LOCK, "a") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_lock(lock, folder):
+                return False
             # At once, so that nobody begins to use what is half deleted.
             deleted = folder.with_name(f".deleted.{secrets.token_hex(8)}")
             folder.rename(deleted)
         shutil.rmtree(deleted, ignore_errors=True)
     except FileNotFoundError:
-        shutil.rmtree(folder, ignore_errors=True)
+        return True
     except OSError:
         return False
     return True
+
+
+def _is_lock(lock: IO[str], folder: Path) -> bool:
+    """Whether an open file is the lock of a folder, not of one at its place that was deleted."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / LOCK))
+    except FileNotFoundError:
+        return False

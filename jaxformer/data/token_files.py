@@ -7,6 +7,8 @@ file has neither, those of Megatron-LM's index are copied with an end of text af
 
 import hashlib
 import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,91 +122,84 @@ def _read_megatron_index(path: Path) -> tuple[str, np.ndarray]:
 
 
 def separate_documents(
-    file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: Path
+    file: TokenFile, version: str, tokenizer: Tokenizer, cache: Path
 ) -> tuple[TokenFile, str]:
     """Copy a file of Megatron-LM once, if the documents of its index have no end and no bos token.
 
     Args:
         file: The file.
-        sha256: Its SHA-256.
+        version: Changes with its content.
         tokenizer: The tokenizer of its text.
         cache: Folder of caches.
 
     Returns:
-        The file or its copy, and a name of its content.
+        The file or its copy, and its version.
     """
     if file.megatron_index is None:
-        return file, sha256
+        return file, version
     ends = _read_megatron_index(file.megatron_index)[1]
     ends = ends[np.diff(ends, prepend=0) > 0]
     numbers = np.memmap(file.path, file.dtype, mode="r")
     index_sha256 = hashlib.sha256(file.megatron_index.read_bytes()).hexdigest()
     end, bos = tokenizer.end_of_text, bos_token_id(tokenizer)
-    identity = [sha256, index_sha256, end, bos, tokenizer.vocab_size]
+    identity = [version, index_sha256, end, bos, tokenizer.vocab_size]
 
-    def is_separate() -> np.ndarray:
+    def missing() -> np.ndarray:
+        """Ends of the documents that no end of text closes and no bos token opens."""
         opens = (numbers[np.append(0, ends[:-1])] == bos) & (bos != end)
-        return opens | (numbers[ends - 1] == end)
+        return ends[~opens & (numbers[ends - 1] != end)]
 
     folder, content = cache / "token_files", json_digest(identity)
-    if cached_json(folder, identity, lambda: bool(is_separate().all())):
-        return file, sha256
-    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
+    if cached_json(folder, identity, lambda: not len(missing())):
+        return file, version
     target = folder / f"{content[:32]}.bin"
-    if not target.exists():
-        _insert_ends(file.path, numbers, ends[~is_separate()], tokenizer, target)
-    return TokenFile(target, dtype.str), content
+    return _copy(file.path, _insert_ends(numbers, missing, end), tokenizer, target), content
 
 
 def _insert_ends(
-    path: Path, numbers: np.ndarray, places: np.ndarray, tokenizer: Tokenizer, target: Path
-) -> None:
-    """Copy token ids with an end of text inserted at some places."""
-    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
-    partial = target.with_suffix(".partial")
-    with open(partial, "wb") as file:
-        for first in range(0, len(numbers), TOKENS_PER_BLOCK):
-            ids = np.asarray(numbers[first : first + TOKENS_PER_BLOCK], np.int64)
-            _check_largest(path, ids, tokenizer)
-            bounds = np.searchsorted(places, (first, first + len(ids)), side="right")
-            inside = places[slice(*bounds)] - first
-            file.write(np.insert(ids, inside, tokenizer.end_of_text).astype(dtype).data)
-    partial.replace(target)
+    numbers: np.ndarray, find_places: Callable[[], np.ndarray], end: int
+) -> Iterator[np.ndarray]:
+    """Yield token ids in blocks, with an end of text inserted at some places."""
+    places = find_places()
+    for first in range(0, len(numbers), TOKENS_PER_BLOCK):
+        ids = np.asarray(numbers[first : first + TOKENS_PER_BLOCK], np.int64)
+        bounds = np.searchsorted(places, (first, first + len(ids)), side="right")
+        yield np.insert(ids, places[slice(*bounds)] - first, end)
 
 
-def convert_parquet(path: Path, field: str, tokenizer: Tokenizer, target: Path) -> TokenFile:
-    """Copy a column of token ids to a ``.bin`` file once, with an end of text after each document.
-
-    Args:
-        path: Parquet file.
-        field: The column, of lists of integers.
-        tokenizer: Its vocabulary size selects 16 or 32 bits per token.
-        target: File to write.
-
-    Returns:
-        The description.
+def _read_parquet(path: Path, field: str, end: int) -> Iterator[np.ndarray]:
+    """Yield the token ids of each document of a column, with an end of text.
 
     Raises:
-        ValueError: There is no such column, or an id is not in the vocabulary.
+        ValueError: There is no such column.
         ImportError: ``pyarrow`` is not installed.
     """
-    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
-    if target.exists():
-        return TokenFile(target, dtype.str)
     table = import_extra("pyarrow.parquet").ParquetFile(path)
     if field not in (names := table.schema_arrow.names):
         raise ValueError(f"{path} has no column {field!r}; it has {', '.join(names)}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    with open(partial, "wb") as file:
-        for batch in table.iter_batches(1024, columns=[field]):
-            for row in batch.column(0):
-                ids = np.asarray(row.values, np.int64)
+    for batch in table.iter_batches(1024, columns=[field]):
+        for row in batch.column(0):
+            ids = np.asarray(row.values, np.int64)
+            yield ids if len(ids) and ids[-1] == end else np.append(ids, end)
+
+
+def _copy(
+    path: Path, pieces: Iterable[np.ndarray], tokenizer: Tokenizer, target: Path
+) -> TokenFile:
+    """Copy token ids of a file to a ``.bin`` file, once.
+
+    Raises:
+        ValueError: An id is not in the vocabulary.
+    """
+    dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{secrets.token_hex(8)}")  # of this process
+        with open(partial, "wb") as file:
+            for ids in pieces:
                 _check_largest(path, ids, tokenizer)
-                if not len(ids) or ids[-1] != tokenizer.end_of_text:
-                    ids = np.append(ids, tokenizer.end_of_text)
                 file.write(ids.astype(dtype).data)
-    partial.replace(target)
+        partial.replace(target)
     return TokenFile(target, dtype.str)
 
 
@@ -216,12 +211,15 @@ def _check_largest(path: Path, ids: np.ndarray, tokenizer: Tokenizer) -> None:
         )
 
 
-def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: Path) -> PackedRows:
+def open_token_file(
+    path: Path, version: str, field: str, tokenizer: Tokenizer, cache: Path
+) -> PackedRows:
     """Open a token file as rows of one token; its index is made once.
 
     Args:
-        file: The file.
-        sha256: Its SHA-256, which names the index.
+        path: The file.
+        version: Changes with its content, and names the index.
+        field: Column of the token ids in Parquet.
         tokenizer: The tokenizer of its text.
         cache: Folder of caches.
 
@@ -229,13 +227,21 @@ def open_token_file(file: TokenFile, sha256: str, tokenizer: Tokenizer, cache: P
         The rows. Bytes of their documents are not known: 0.
 
     Raises:
-        ValueError: An id is not in the vocabulary.
+        ValueError: The file is cut off or has another form, or an id is not in the vocabulary.
+        ImportError: ``pyarrow`` is not installed.
     """
     end, bos = tokenizer.end_of_text, bos_token_id(tokenizer)
-    identity = [sha256, file.dtype, file.offset, end, bos, tokenizer.vocab_size]
-    path = cache / "token_files" / f"{json_digest(identity)[:32]}.npz"
+    if path.suffix == ".parquet":
+        version = json_digest([version, field, end, tokenizer.vocab_size])
+        target = cache / "token_files" / f"{version[:32]}.bin"
+        file = _copy(path, _read_parquet(path, field, end), tokenizer, target)
+    else:
+        file = describe_token_file(path, tokenizer.vocab_size)
+        file, version = separate_documents(file, version, tokenizer, cache)
+    identity = [version, file.dtype, file.offset, end, bos, tokenizer.vocab_size]
+    saved = cache / "token_files" / f"{json_digest(identity)[:32]}.npz"
     names = ("starts", "digests", "has_bos")
-    index = cached_arrays(path, names, lambda: _index(file, tokenizer))
+    index = cached_arrays(saved, names, lambda: _index(file, tokenizer))
     starts, digests = index["starts"], index["digests"].tobytes()
     tokens = CheckedFile(file.path, file.dtype, digests, offset=file.offset)
     if len(starts) == 1:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxformer import data
-from jaxformer.data import cached_files, corpus, corpus_cache, file_digests
+from jaxformer.data import cached_files, corpus, corpus_cache, file_digests, shard_files
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters
 
 WORDS = [f"{n}: the quick brown fox jumps {n * n} times\n" for n in range(200)]
@@ -34,7 +34,7 @@ def start(texts, tokenizer=TRAINED, length=32, **options):
     """All that a run makes of its text."""
     cache = texts.parent / "cache"
     options = {"held_out": 0.2, "folder": cache, **options}
-    source = data.CachedSource(data.TextFiles(path=str(texts)), **options)
+    source = data.Corpus(data.TextFiles(path=str(texts)), **options)
     built = data.cached_tokenizer(tokenizer, [source], cache)
     rows = [source.pack(part, built, row_length=length) for part in ("train", "held_out")]
     gzip = data.cached_gzip_bits_per_byte([source], built, cache)
@@ -58,9 +58,7 @@ def test_it_is_what_split_train_and_pack_make(texts, tmp_path):
     made = start(texts)
     parts = data.split(data.documents(data.TextFiles(path=str(texts))), held_out=0.2)
     tokenizer = data.train_bpe((x.text for x in parts.train), vocab_size=270)
-    source = data.CachedSource(
-        data.TextFiles(path=str(texts)), held_out=0.2, folder=tmp_path / "cache"
-    )
+    source = data.Corpus(data.TextFiles(path=str(texts)), held_out=0.2, folder=tmp_path / "cache")
     assert made[0] == tokenizer.to_json() and made[2] == data.gzip_bits_per_byte(parts.held_out)
     for part, documents in zip(("train", "held_out"), parts, strict=True):
         rows = data.pack(documents, tokenizer, row_length=32, folder=tmp_path / "other")
@@ -112,7 +110,7 @@ def test_a_text_that_changed_is_read_again(texts, change):
 def test_a_file_that_has_just_changed_is_not_taken_by_its_time(texts, monkeypatch):
     """It may change again within the resolution of times."""
     now = time.time_ns()
-    for module in (file_digests, corpus_cache):
+    for module in (file_digests, shard_files):
         monkeypatch.setattr(module, "file_state", lambda path: [path.stat().st_size, now, 0])
     monkeypatch.setattr(file_digests, "TIME_RESOLUTION_NS", 10**10)
     first = start(texts)
@@ -128,12 +126,14 @@ def test_another_file_of_the_same_size_and_time_is_another_text(texts):
 
 
 def test_a_file_that_comes_after_the_digests_is_not_read(texts):
-    source = data.CachedSource(
+    source = data.Corpus(
         data.TextFiles(path=str(texts)), held_out=0.2, folder=texts.parent / "cache"
     )
     write(texts / "d.txt", "new")
-    names = {d.name.partition("[")[0] for part in ("train", "held_out") for d in source.lazy(part)}
-    assert names == {"a.txt", "b.txt", "c.txt"} == source.record.keys()
+    names = {
+        d.name.partition("[")[0] for part in ("train", "held_out") for d in source.documents(part)
+    }
+    assert names == {"a.txt", "b.txt", "c.txt"} == source.record["files"].keys()
 
 
 def test_sources_of_one_folder_have_their_own_records(texts, no_text):
@@ -142,7 +142,7 @@ def test_sources_of_one_folder_have_their_own_records(texts, no_text):
 
     def digests():
         cache = texts.parent / "cache"
-        return [data.CachedSource(source, folder=cache).record for source in sources]
+        return [data.Corpus(source, folder=cache).record["files"] for source in sources]
 
     first = digests()
     no_text()  # so no file is digested again
@@ -167,10 +167,10 @@ def test_parts_of_a_text_that_changed_are_not_used(texts, monkeypatch):
     expected = start(texts, ByteLevel())
     shutil.rmtree(texts.parent / "cache")
     text = (texts / "a.txt").read_text()
-    source = data.CachedSource(
+    source = data.Corpus(
         data.TextFiles(path=str(texts)), held_out=0.2, folder=texts.parent / "cache"
     )
-    source.split.train.size()
+    source.documents("train").size()
     write(texts / "a.txt", text.replace("fox", "cat"))
     with pytest.raises(ValueError, match="a.txt changed while it was read"):
         source.pack("train", data.ByteTokenizer(), row_length=32)
@@ -185,7 +185,7 @@ def test_what_decides_the_rows_is_in_their_name(texts, options):
 
 def test_a_run_goes_on_without_its_text(texts, no_text):
     cache = texts.parent / "cache"
-    source = data.CachedSource(data.TextFiles(path=str(texts)), held_out=0.2, folder=cache)
+    source = data.Corpus(data.TextFiles(path=str(texts)), held_out=0.2, folder=cache)
     first = start(texts)
     texts.rename(texts.with_name("gone"))
     no_text()
@@ -199,14 +199,14 @@ def test_a_run_goes_on_without_its_text(texts, no_text):
 def test_a_run_whose_text_changed_is_told_which_files(texts):
     cache = texts.parent / "cache"
     corpus = data.TextFiles(path=str(texts))
-    before = data.CachedSource(corpus, held_out=0.2, folder=cache).record
+    before = data.Corpus(corpus, held_out=0.2, folder=cache).record
     write(texts / "a.txt", "other")
     (texts / "b.txt").unlink()
     write(texts / "d.txt", "new")
     write(texts / "e.txt", "new")
     message = "a.txt has changed, b.txt is missing, d.txt is new and 1 more. Restore it"
     with pytest.raises(ValueError, match=f"texts is not that of the run: {message}"):
-        data.CachedSource(corpus, held_out=0.2, folder=cache, recorded=before)
+        data.Corpus(corpus, held_out=0.2, folder=cache, recorded=before)
 
 
 @pytest.mark.parametrize("change", ["longer", "another number of documents"])
@@ -214,8 +214,8 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_nothing_is_kept(texts
     cache = texts.parent / "cache"
     path = texts / "a.jsonl"
     write(path, "".join(f'{{"text": "{line[:-1]}"}}\n' for line in WORDS))
-    source = data.CachedSource(data.TextFiles(path=str(path)), held_out=0.2, folder=cache)
-    documents = iter(source.lazy("train"))
+    source = data.Corpus(data.TextFiles(path=str(path)), held_out=0.2, folder=cache)
+    documents = iter(source.documents("train"))
     next(documents)
     more = ' {"text": "more"}\n' if change == "another number of documents" else " \n"
     write(path, path.read_text() + more)

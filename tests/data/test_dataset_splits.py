@@ -10,7 +10,8 @@ import pytest
 
 from jaxformer import data
 from jaxformer.data.dataset_splits import training_files
-from jaxformer.data.streamed_source import list_token_shards
+from jaxformer.data.shard_files import token_shards
+from jaxformer.data.stores import list_store
 
 SHARDED = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
 
@@ -85,20 +86,20 @@ def test_a_folder_is_read_without_them(dataset, caplog):
         x.text[:4] for x in data.documents(data.TextFiles(path="data/test-00000-of-00001.jsonl"))
     }
     assert alone == "test"
-    packed = data.TokenizedSource(
-        data.Packed(path="data"), data.ByteTokenizer(), folder=Path("cache"), held_out=0.2
+    packed = data.Corpus(
+        data.Packed(path="data"), tokenizer=data.ByteTokenizer(), folder=Path("cache"), held_out=0.2
     )
-    assert set(packed.record) == {"train.bin"}
+    assert set(packed.record["files"]) == {"train.bin"}
 
 
 @pytest.mark.parametrize("address", ["memory://splits/data", "memory://splits/data/*.jsonl"])
 def test_a_store_is_read_without_them(address, dataset, caplog):
-    source = data.StreamedSource(data.TextFiles(path=address), folder=Path("cache"), held_out=0.2)
-    assert source.num_files == 1
-    assert {x.text.split()[0] for x in source.lazy("held_out")} == {"train"}
+    source = data.Corpus(data.TextFiles(path=address), folder=Path("cache"), held_out=0.2)
+    assert len(source.record["files"]) == 1
+    assert {x.text.split()[0] for x in source.documents("held_out")} == {"train"}
     assert f"2 of the 3 files of {address} are for validation" in caplog.text
-    assert list(list_token_shards("memory://splits/data")) == ["train.bin"]
-    alone = data.StreamedSource(
+    assert list(token_shards(list_store("memory://splits/data"), "here")) == ["train.bin"]
+    alone = data.Corpus(
         data.TextFiles(path="memory://splits/data/test-*.jsonl"), folder=Path("cache")
     )
-    assert {x.text.split()[0] for x in alone.lazy("train")} == {"test"}
+    assert {x.text.split()[0] for x in alone.documents("train")} == {"test"}

@@ -169,8 +169,6 @@ def test_rows_are_sequences(pack, documents):
     with pytest.raises(IndexError, match="indexed by integers or booleans; got float64"):
         rows[np.array([1.5])]
     assert np.array_equal(pickle.loads(pickle.dumps(rows))[3].tokens, row.tokens)
-    taken = rows.take([4, 2]).take([1])
-    assert len(taken) == 1 and np.array_equal(taken[0].segments, rows[2].segments)
 
 
 class Wide(data.ByteTokenizer):
@@ -582,3 +580,27 @@ def test_a_folder_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, mo
     with temporary_folders.temporary_folder(tmp_path / "new") as folder:
         assert [*tmp_path.iterdir()] == [folder] == deleted and (folder / "lock").exists()
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("first", ["use", "delete"])
+def test_a_lock_is_of_the_folder_that_is_there(tmp_path, monkeypatch, first):
+    """One process deletes a folder and another uses a new one while a third waits for its lock."""
+    folder, (flock, others) = tmp_path / "x", (temporary_folders.fcntl.flock, [])
+    temporary_folders.use_folder(folder).close()
+
+    def late(file, how):
+        if not others:
+            shutil.rmtree(folder)
+            others.append(None)
+            others.append(temporary_folders.use_folder(folder))
+        flock(file, how)
+
+    monkeypatch.setattr(temporary_folders.fcntl, "flock", late)
+    if first == "use":
+        with temporary_folders.use_folder(folder):
+            others[1].close()
+            assert not temporary_folders.delete_unused(folder)
+    else:
+        assert not temporary_folders.delete_unused(folder) and folder.exists()
+    others[1].close()
+    assert temporary_folders.delete_unused(folder) and not [*tmp_path.iterdir()]

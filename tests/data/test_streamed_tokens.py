@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import data
 from jaxformer.data import __main__ as data_main
-from jaxformer.data import stores, streamed_source
+from jaxformer.data import shard_files, stores
 from jaxformer.data.__main__ import main
 
 TEXTS, TOKENS = "memory://texts", "memory://tokens"
@@ -20,7 +20,7 @@ SIZES = (30, 40, 50)  # documents of each file
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stores, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr(shard_files, "MIN_SHARD_BYTES", 1)
     filesystem = fsspec.filesystem("memory")
     for shard, size in enumerate(SIZES):
         lines = (json.dumps({"text": text(shard, i)}) for i in range(size))
@@ -44,7 +44,7 @@ def source(url=TOKENS, tokenizer=None, seed=0, **options):
         data.fetch_tokenizer(data.Packed(path=TOKENS), Path("cache"))
     )
     options = {"folder": Path("cache").absolute(), "held_out": 0.1, **options}
-    return data.StreamedTokens(data.Packed(path=url), tokenizer, seed=seed, **options), tokenizer
+    return data.Corpus(data.Packed(path=url), tokenizer=tokenizer, seed=seed, **options), tokenizer
 
 
 def rows(opened, tokenizer, length=16):
@@ -69,7 +69,7 @@ def test_each_file_becomes_a_part_and_the_stream_has_all_rows(store, capsys):
         documents = [data.Document(str(i), text(shard, i)) for i in range(size)]
         part = data.pack(documents, tokenizer, row_length=16, folder=Path("own"))
         if f"part-{shard + 1}-of-3" == opened.first:
-            held_out_documents = [x.text for x in opened.lazy("held_out")]
+            held_out_documents = [x.text for x in opened.documents("held_out")]
             first = size - len(held_out_documents)
             assert held_out_documents == [text(shard, i) for i in range(first, size)]
             part = data.pack(documents[:first], tokenizer, row_length=16, folder=Path("own"))
@@ -90,10 +90,10 @@ def test_the_same_tokens_come_from_a_store_and_from_a_folder(store, tmp_path):
             path = f"part-{number}-of-3/{name}"
             assert store.cat(f"/tokens/{path}") == (tmp_path / "local" / path).read_bytes()
     assert not [*Path("runs/cache/tokens").glob("*/part-*")]
-    local = data.TokenizedSource(
-        data.Packed(path="local"), data.load_tokenizer("local"), folder=Path("cache")
+    local = data.Corpus(
+        data.Packed(path="local"), tokenizer=data.load_tokenizer("local"), folder=Path("cache")
     )
-    assert len(local.record) == 3
+    assert len(local.record["files"]) == 3
 
 
 def test_a_restart_reads_the_shards_that_it_needs(monkeypatch):
@@ -103,9 +103,9 @@ def test_a_restart_reads_the_shards_that_it_needs(monkeypatch):
     batches = data.Batches(train, batch_size=8, seed=0)
     expected = [batches[step] for step in range(60)]
     train._thread.join()  # which reads ahead
-    names, download = list[str](), streamed_source.download
+    names, download = list[str](), shard_files.download
     monkeypatch.setattr(
-        streamed_source, "download", lambda f, *x: (names.append(f.name), download(f, *x))
+        shard_files, "download", lambda f, *x: (names.append(f.name), download(f, *x))
     )
     folder = Path("other").absolute()
     again, _ = source(recorded=opened.record, folder=folder, tokenizer=tokenizer, buffer_bytes=0)
@@ -127,22 +127,28 @@ def test_shards_of_another_program_are_read(store):
     for url in (TOKENS, f"{TOKENS}/*.bin"):
         opened, _ = source(url, tokenizer)
         train, held_out = rows(opened, tokenizer)
-        assert len(opened.names) == 3 and opened.first.endswith(".bin")
+        assert len(opened.shards) == 3 and opened.first.endswith(".bin")
         letters = bytes(train[np.arange(50)].tokens[:, :-1].astype(np.uint8).ravel())
         assert letters.count(b"quick") > 8
-        (last,) = {x.text.partition(".")[0] for x in opened.lazy("held_out")}
+        (last,) = {x.text.partition(".")[0] for x in opened.documents("held_out")}
         assert opened.first == f"s{last}.bin" and held_out.num_bytes > 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pipe("/tokens/s.bin", b""), "memory://tokens, s.bin: .*it needs two or more"),
-        (lambda s: s.pipe("/tokens/s.bin", b"abc"), "s.bin: .* has 3 bytes; .*It is cut off"),
+        (
+            lambda s: s.pipe("/tokens/s.bin", b""),
+            "memory:///tokens/s.bin has 0 tokens; it needs two or more",
+        ),
+        (
+            lambda s: s.pipe("/tokens/s.bin", b"abc"),
+            "memory:///tokens/s.bin has 3 bytes; .*It is cut off",
+        ),
         (lambda s: s.pipe("/tokens/a.txt", b"abc"), "memory://tokens has no tokenized text: neit"),
         (
             lambda s: s.pipe("/tokens/s.bin", np.full(9, 999, "<u2").tobytes()),
-            "s.bin: .* has the id 999, but the tokenizer has 257 tokens",
+            "tokens/s.bin has the id 999, but the tokenizer has 257 tokens",
         ),
     ],
 )
@@ -159,7 +165,7 @@ def test_another_tokenizer_is_refused(store, capsys):
         tokenize(tokenizer="BPE(vocab_size=290)")
     assert "memory://tokens has another tokenizer; pass another --output" in capsys.readouterr().err
     tokenizer = data.build_tokenizer(data.ByteLevel(), ())
-    with pytest.raises(ValueError, match="memory://tokens, part-.*: .* by another tokenizer"):
+    with pytest.raises(ValueError, match="part-.* by another tokenizer; pass .* memory://tokens"):
         rows(*source(tokenizer=tokenizer))
 
 
@@ -168,7 +174,7 @@ def test_a_damaged_shard_is_downloaded_again():
     opened, tokenizer = source()
     rows(opened, tokenizer)[0][np.arange(60)]
     for damage in ("tokens.bin", "starts.bin", "metadata.json"):
-        for path in Path("cache/shards").glob(f"*/tokens/part-1-of-1/{damage}"):
+        for path in Path("cache/shards").glob(f"*/tokens/0/{damage}"):
             path.write_bytes(b"") if damage != "starts.bin" else path.unlink()
         again, _ = source(tokenizer=tokenizer)
         assert len(rows(again, tokenizer)[0][np.arange(60)].tokens) == 60

@@ -41,7 +41,7 @@ def test_the_picture_uses_terms_of_the_field():
     """No text is a name of code or of a flag, but words with capitals in them."""
     words = {"RoPE", "LayerNorm", "RMSNorm", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "ReLU", "ALiBi"}
     words |= {"xIELU", "QK-norm", "pre-norm", "post-norm", "feed-forward", "Transformer-XL"}
-    words |= {"multi-head", "multi-query", "grouped-query"}
+    words |= {"multi-head", "multi-query", "grouped-query", "RG-LRU"}
     names = re.findall(r"[\w-]*(?:[a-z][A-Z]|[_-])[\w-]*", " ".join(texts()))
     assert set(names) <= words
 

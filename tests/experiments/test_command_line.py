@@ -92,7 +92,7 @@ def test_help_shows_the_ranges_of_numbers(capsys):
         "--seed": "dropout. Must lie between 0 and 4294967295.",
         "--devices": "simulated. Must be positive.",
         "--model.dropout.residual": "that follows it. Must be in [0, 1).",
-        "--optimizer.selection-bias-rate": "those with more. Must be at least 0.",
+        "--optimizer.selection-bias-rate": "experts with more. Must be at least 0.",
     }.items():
         assert texts[flag].endswith(end)
     assert "Must" not in texts["--model.residual-multiplier"]

@@ -21,8 +21,8 @@ FILES = {
 # Each file is a shard, however small.
 START = """
 import runpy
-from jaxformer.data import streamed_source
-streamed_source.MIN_SHARD_BYTES = 1
+from jaxformer.data import shard_files
+shard_files.MIN_SHARD_BYTES = 1
 runpy.run_module("experiments.pretrain", run_name="__main__", alter_sys=True)
 """
 FLAGS = [

@@ -16,7 +16,6 @@ from jaxformer import data
 from jaxformer.data import tokenization
 from jaxformer.data.__main__ import main
 from jaxformer.data.token_files import describe_token_file
-from jaxformer.data.tokenized_source import open_parts
 
 WORDS = [f"{n}: the quick brown fox\u00e9 jumps {n * n} times\n" * (1 + n % 5) for n in range(60)]
 TRAINED = "BPE(vocab_size=280)"
@@ -36,8 +35,8 @@ def tokenize(*flags, corpus="texts.jsonl", tokenizer=TRAINED, output="tokens"):
 
 def opened_source(tokenizer=None, path="tokens", **options):
     tokenizer = tokenizer or data.load_tokenizer(path)
-    return data.TokenizedSource(
-        data.Packed(path=str(path)), tokenizer, folder=Path("cache"), **options
+    return data.Corpus(
+        data.Packed(path=str(path)), tokenizer=tokenizer, folder=Path("cache"), **options
     )
 
 
@@ -75,8 +74,8 @@ def test_parts_are_one_corpus(count):
     for number in reversed(range(1, count + 1)):
         tokenize("--part", f"{number}/{count}")
     source = opened_source(held_out=0.2)
-    held_out = [document.text for document in source.lazy("held_out")]
-    train = [document.text for document in source.lazy("train")]
+    held_out = [document.text for document in source.documents("held_out")]
+    train = [document.text for document in source.documents("train")]
     order = [i for part in range(count) for i in range(part, len(WORDS), count)]
     assert train + held_out == [WORDS[i] for i in order]
     rows = opened(16, held_out=0.2)
@@ -177,7 +176,9 @@ def test_parts_that_do_not_fit_are_named():
     shutil.move("bytes/part-2-of-3", "tokens")
     with pytest.raises(ValueError, match="part-2-of-3 was tokenized by another tokenizer; pass"):
         opened(16)
-    with pytest.raises(ValueError, match=r"empty has no tokenized text; write it by python -m"):
+    with pytest.raises(
+        ValueError, match=r"empty has no tokenized text: neither parts that python -m"
+    ):
         opened_source(data.ByteTokenizer(), "empty")
 
 
@@ -198,7 +199,7 @@ def test_one_document_is_cut(texts):
     assert abs(held_out.num_bytes / total - 0.25) < 1e-3
     assert held_out.num_documents == 1 and held_out[0].segments.tolist() == [1] * 16
     source = opened_source(held_out=0.25)
-    (first,), (last,) = (list(source.lazy(part)) for part in ("train", "held_out"))
+    (first,), (last,) = (list(source.documents(part)) for part in ("train", "held_out"))
     assert "".join(WORDS).startswith(first.text) and "".join(WORDS).endswith(last.text)
     assert 0 <= len(first.text) + len(last.text) - len("".join(WORDS)) < 12  # a token in both
 
@@ -209,7 +210,8 @@ def test_a_run_is_told_that_its_tokens_changed():
     assert opened_source(recorded=source.record).key == source.key
     shutil.rmtree("tokens")
     tokenize(tokenizer="ByteLevel()")
-    with pytest.raises(ValueError, match="tokens are not those of the run. Restore them, or"):
+    message = "tokens is not that of the run: part-1-of-1/metadata.json has changed. Restore it"
+    with pytest.raises(ValueError, match=message):
         opened_source(recorded=source.record)
 
 
@@ -268,10 +270,10 @@ def test_tokens_of_other_programs_are_read(texts, write):
     write(folder)
     rows = opened(16, BYTES, held_out=0.2)
     source = opened_source(BYTES, held_out=0.2)
-    documents = [d.text for part in ("train", "held_out") for d in source.lazy(part)]
+    documents = [d.text for part in ("train", "held_out") for d in source.documents(part)]
     assert "".join(documents) == "".join(WORDS)
     assert len(documents) - len(WORDS) in (0, 1)  # one may lie in two shards
-    assert rows[1].num_bytes == sum(len(d.text.encode()) for d in source.lazy("held_out"))
+    assert rows[1].num_bytes == sum(len(d.text.encode()) for d in source.documents("held_out"))
     total = len("".join(WORDS).encode())
     assert abs(sum(part.num_bytes for part in rows) / total - 1) < 0.01
     for part in rows:
@@ -303,7 +305,9 @@ def test_ids_without_a_header_have_the_width_that_fits_a_vocabulary(texts, dtype
 def test_the_size_is_the_width_of_ids_after_a_header(texts):
     (texts / "tokens").mkdir()
     write_llmc(texts / "tokens", dtype="<u4")
-    documents = (d.text for part in ("train", "held_out") for d in opened_source(BYTES).lazy(part))
+    documents = (
+        d.text for part in ("train", "held_out") for d in opened_source(BYTES).documents(part)
+    )
     assert "".join(documents) == "".join(WORDS)
 
 
@@ -346,14 +350,14 @@ def test_documents_of_an_index_are_separated(texts, block, monkeypatch):
         file.write(np.array([len(x) for x in ids], "<i4").tobytes())
         file.write(np.zeros(len(WORDS), "<i8").tobytes() + bounds.tobytes())
     source = opened_source(BYTES, held_out=0.2)
-    documents = [d.text for part in ("train", "held_out") for d in source.lazy(part)]
+    documents = [d.text for part in ("train", "held_out") for d in source.documents(part)]
     assert documents == [a + b for a, b in zip(WORDS[::2], WORDS[1::2], strict=True)]
-    (rows,) = open_parts(data.Packed(path="tokens"), BYTES, Path("cache")).values()
+    (rows,) = source.shards[""].split[None]
     assert len(rows.tokens) == len("".join(WORDS).encode()) + len(documents)
     assert source.record == opened_source(BYTES, held_out=0.2).record
     (folder / "c.idx").write_bytes((folder / "c.idx").read_bytes()[:-8])
     with pytest.raises(ValueError, match="is cut off: it has 30 of 31 documents"):
-        opened_source(BYTES)
+        opened(16, BYTES)
 
 
 def test_a_token_file_is_indexed_once(texts, monkeypatch):
@@ -423,7 +427,7 @@ def test_a_token_file_that_cannot_be_is_refused(texts, change, message):
     write_llmc(folder)
     change(folder)
     with pytest.raises(ValueError, match=message):
-        opened_source(BYTES)
+        opened(16, BYTES)
 
 
 def test_a_column_that_is_not_there_is_named(texts):
@@ -431,7 +435,17 @@ def test_a_column_that_is_not_there_is_named(texts):
     folder.mkdir()
     parquet.write_table(pyarrow.table({"tokens": [[1, 2]], "n": [1]}), folder / "c.parquet")
     with pytest.raises(ValueError, match=r"has no column 'input_ids'; it has tokens, n\."):
-        opened_source(BYTES)
+        opened(16, BYTES)
     parquet.write_table(pyarrow.table({"input_ids": [[1, 2], [3, 999]]}), folder / "c.parquet")
     with pytest.raises(ValueError, match="has the id 999, but the tokenizer has 257 tokens"):
-        opened_source(BYTES)
+        opened(16, BYTES)
+
+
+def test_columns_of_one_table_have_indices_of_their_own(texts):
+    ids = {"a": [[1, 2, 3]] * 40, "b": [[7, 8, 9, 10, 11]] * 40}
+    parquet.write_table(pyarrow.table(ids), texts / "c.parquet")
+    for field, (document, *_) in ids.items():
+        source = data.Packed(path="c.parquet", field=field)
+        corpus = data.Corpus(source, tokenizer=BYTES, folder=Path("cache"), held_out=0.2)
+        held_out = corpus.documents("held_out")
+        assert {x.text for x in held_out} == {BYTES.decode(np.array(document))}

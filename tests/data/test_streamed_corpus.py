@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxformer import data
-from jaxformer.data import streamed_source
-from jaxformer.data.streamed_rows import permutation
+from jaxformer.data import shard_files, shards
+from jaxformer.data.parted_rows import permutation
 
 URL = "memory://corpus"
 SIZES = (40, 50, 60, 70)  # documents of each file
@@ -27,7 +27,7 @@ def text(shard, number):
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr(shard_files, "MIN_SHARD_BYTES", 1)
     filesystem = fsspec.filesystem("memory")
     for shard, size in enumerate(SIZES):
         lines = [json.dumps({"text": text(shard, i)}) for i in range(size)]
@@ -38,7 +38,7 @@ def store(tmp_path, monkeypatch):
 
 def source(seed=0, url=URL, kind=data.TextFiles, **options):
     options = {"folder": Path("cache").absolute(), "held_out": 0.1, **options}
-    return data.StreamedSource(kind(path=url), seed=seed, **options)
+    return data.Corpus(kind(path=url), seed=seed, **options)
 
 
 def rows(opened, length=32, tokenizer=TOKENIZER):
@@ -62,13 +62,13 @@ def shards_opened(monkeypatch):
     for thread in threading.enumerate():
         if thread.name == "reading ahead":
             thread.join()
-    names, download = list[str](), streamed_source.download
+    names, download = list[str](), shard_files.download
 
     def note(file, *arguments):
         names.append(file.name)
         download(file, *arguments)
 
-    monkeypatch.setattr(streamed_source, "download", note)
+    monkeypatch.setattr(shard_files, "download", note)
     return names
 
 
@@ -90,7 +90,7 @@ def test_an_epoch_has_every_row_of_every_file_once(tmp_path):
     assert sets(first) == sorted(x for part in parts for x in sets(part[:])) == sets(second)
     assert not equal(first, second)
     assert train.num_targets == sum(part.num_targets for part in parts)
-    assert train.num_bytes == sum(part.num_bytes for part in parts) and len(opened.names) == 4
+    assert train.num_bytes == sum(part.num_bytes for part in parts) and len(opened.shards) == 4
     ends = np.cumsum([opened.record["sizes"][f"{i}.jsonl"][0] for i in range(4)])
     assert ends[-1] == count
 
@@ -115,18 +115,23 @@ def test_a_batch_depends_on_seed_and_step_alone(monkeypatch):
     assert stream.digest == restarted.digest == elsewhere.digest
 
 
-def test_the_disk_has_one_text_and_the_newest_tokens(monkeypatch):
+def test_the_disk_has_one_text_and_the_newest_tokens(store):
+    for shard in range(len(SIZES), 9):
+        lines = [json.dumps({"text": text(shard, i)}) for i in range(40)]
+        store.pipe(f"/corpus/{shard}.jsonl", "\n".join(lines).encode())
     stream, _ = rows(source(buffer_bytes=0))
     texts, shards = set(), set()
     for step in range(100):
         batches(stream)[step]
         shards.add(len([*Path("cache/shards").iterdir()]))
-        texts.add(len([*Path("cache").glob(".download.*")]))
-    assert max(shards) <= 4 and max(texts) <= 2, (shards, texts)
+        texts.add(
+            len([*Path("cache/shards").glob("*/.files.*"), *Path("cache").glob(".download.*")])
+        )
+    assert 4 <= max(shards) <= 5 and max(texts) <= 2, (shards, texts)
     kept, _ = rows(source(folder=Path("other")))
     for step in range(100):
         batches(kept)[step]
-    assert len([*Path("other/shards").iterdir()]) == len(SIZES)
+    assert len([*Path("other/shards").iterdir()]) == 9
 
 
 def test_rows_that_are_there_are_not_made_again(monkeypatch):
@@ -204,13 +209,13 @@ def test_a_permutation_is_the_same_everywhere():
 def test_the_end_of_a_process_does_not_wait_for_a_file():
     program = (
         "import time\n"
-        "from jaxformer.data import ByteTokenizer, rows, streamed_rows, streamed_source\n"
+        "from jaxformer.data import ByteTokenizer, StreamedRows, shard_files\n"
         "def work(name):\n"
         "    while True:\n"
-        "        streamed_source.raise_if_exiting()\n"
+        "        shard_files.raise_if_exiting()\n"
         "        time.sleep(0.1)\n"
-        "stream = streamed_rows.StreamedRows(['a'], work, seed=0, sizes={}, digest='',"
-        " empty=rows.empty_rows(ByteTokenizer(), 1))\n"
+        "stream = StreamedRows(['a'], work, ByteTokenizer(), row_length=1, seed=0, sizes={},"
+        " digest='')\n"
         "stream._open_in_thread('a')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
@@ -242,9 +247,9 @@ def test_a_mixture_that_draws_no_row_of_a_stream(tmp_path):
 
 
 def test_small_files_are_one_shard(monkeypatch):
-    monkeypatch.setattr(streamed_source, "MIN_SHARD_BYTES", 5000)
+    monkeypatch.setattr(shard_files, "MIN_SHARD_BYTES", 5000)
     opened = source()
-    assert opened.names == ("0.jsonl", "2.jsonl") and len(opened.record["files"]) == 4
+    assert [*opened.shards] == ["0.jsonl", "2.jsonl"] and len(opened.record["files"]) == 4
     stream, held_out = rows(opened)
     stream[np.arange(500)]
     counts = [size[1] for size in opened.record["sizes"].values()]
@@ -286,14 +291,14 @@ def test_a_shard_that_is_used_stays_and_what_a_killed_process_left_goes(monkeypa
 def test_rows_are_ready_when_their_file_is_read(monkeypatch):
     stream, _ = rows(source())
     stream[[0]]
-    may_read, document_of = threading.Event(), streamed_source.documents
+    may_read, document_of = threading.Event(), shards.documents
 
     def wait(*arguments, **options):
         may_read.wait(timeout=30)
         return document_of(*arguments, **options)
 
     fresh, _ = rows(source(folder=Path("other")))
-    monkeypatch.setattr(streamed_source, "documents", wait)
+    monkeypatch.setattr(shards, "documents", wait)
     assert not batches(fresh).is_ready(0) and batches(stream).is_ready(0)
     may_read.set()
     assert len(batches(fresh)[0].tokens) == 16 and batches(fresh).is_ready(0)
@@ -301,4 +306,4 @@ def test_rows_are_ready_when_their_file_is_read(monkeypatch):
 
 def test_the_record_of_a_local_text_is_not_that_of_a_store():
     with pytest.raises(ValueError, match="0.jsonl is new, .* more. Restore it, or start a"):
-        source(recorded={"a.txt": "0" * 64})
+        source(recorded={"files": {"a.txt": "0" * 64}})
