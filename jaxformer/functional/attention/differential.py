@@ -17,7 +17,7 @@ def differential_attention(
     factor: float | Float[Array, ""],
     *,
     attention: Callable[..., Array] = dot_product_attention,
-) -> Float[Array, "*batch T N/2 2H"]:
+) -> Float[Array, "*batch T N//2 2*H"]:
     """Differential attention: of two heads with the same values, one minus a multiple of the other.
 
         output[t, p] = sum over s of (first[p, t, s] - factor * second[p, t, s]) * values[s]
