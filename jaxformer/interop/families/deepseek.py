@@ -179,9 +179,9 @@ class TurnedFraction:
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """RoPE of the whole shared key."""
-        found = self.rope.read(reader, options)
-        whole = tuple(replace(rope, fraction=1.0) for rope in found["attention.positions"])
-        return {**found, "attention.positions": whole}
+        rope_options = self.rope.read(reader, options)
+        whole = tuple(replace(rope, fraction=1.0) for rope in rope_options["attention.positions"])
+        return {**rope_options, "attention.positions": whole}
 
     def write(self, model: c.TransformerConfig) -> Options | None:
         latent: Any = model.layers[0].attention

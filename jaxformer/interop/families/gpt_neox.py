@@ -41,10 +41,10 @@ class LastLayerBias:
 
     def read(self, reader: ConfigReader, options: Options) -> Options:
         """The attention of the layers."""
-        others = options["num_layers"] - 1
+        num_unbiased = options["num_layers"] - 1
 
         def by_layer(kind: c.MultiHead) -> tuple[c.MultiHead, ...]:
-            return (*(kind,) * others, replace(kind, biases=("out",)))
+            return (*(kind,) * num_unbiased, replace(kind, biases=("out",)))
 
         return {"attention": Change(by_layer)}
 

@@ -149,8 +149,8 @@ class WindowsAndQuery(Windows):
 
     def read_size(self, reader: ConfigReader) -> int | None:
         """The window."""
-        window, others = super().read_size(reader), reader.optional_integer("sliding_window_size")
-        return window if others is None else others + 1
+        window, earlier = super().read_size(reader), reader.optional_integer("sliding_window_size")
+        return window if earlier is None else earlier + 1
 
 
 def all_but_first_and_sixth(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
