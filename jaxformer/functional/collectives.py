@@ -34,7 +34,7 @@ def varying_axes(x: ArrayLike) -> frozenset[str]:
     return frozenset(array_type.vma)  # its name up to JAX 0.9
 
 
-def pvary(x: Array, *axis_names: str | None) -> Array:
+def pvary(x: ArrayLike, *axis_names: str | None) -> Array:
     """Apply `jax.lax.pvary` for axes over which x does not vary; the gradient is summed over them.
 
     Args:
@@ -44,6 +44,7 @@ def pvary(x: Array, *axis_names: str | None) -> Array:
     Returns:
         x with the same values.
     """
+    x = jnp.asarray(x)
     missing = {name for name in axis_names if name is not None} - varying_axes(x)
     if not missing:
         return x

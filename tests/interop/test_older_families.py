@@ -209,7 +209,6 @@ def test_an_opt_without_biases_scales_or_final_norm():
 
 
 REFUSED = [
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
     ("gptj", {"rotary_dim": 6}, "rotary_dim = 6: expected an even number up to head_dim=4."),
     ("gptj", {"rotary_dim": 3}, "rotary_dim = 3: expected an even number up to head_dim=4."),
     ("gptj", {"rotary_dim": None}, "rotary_dim = None: it must be the number of rotated features"),

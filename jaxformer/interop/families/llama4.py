@@ -125,16 +125,7 @@ FAMILIES = (
         "Llama4ForCausalLM",
         LLAMA,
         (
-            *p.decoder(
-                vocab_size=202_048,
-                model_dim=5120,
-                num_layers=48,
-                heads=40,
-                kv_heads=8,
-                head_dim=128,
-                eps=1e-5,
-            ),
-            *(p.ATTENTION_BIAS, EXPERTS),
+            *(*p.decoder(kv_heads=8, head_dim=128, eps=1e-5), p.ATTENTION_BIAS, EXPERTS),
             ChunksOfRope(rope=RopeByNumber(base=5e5, max_length=131_072, pairing="neighbours")),
             Unused("router_jitter_noise", "for_llm_compressor"),  # of training, and of a tool
         ),
