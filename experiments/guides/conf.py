@@ -18,6 +18,7 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 default_role = "py:obj"
+highlight_language = "none"  # equations; Python and shell blocks name their language
 maximum_signature_line_length = 88
 napoleon_attr_annotations = False
 napoleon_use_ivar = True
@@ -40,10 +41,13 @@ def link(form):
 
 
 def link_guide(app, name, content):
-    """Replace arXiv numbers in guides that are not links yet."""
-    number = r"(?<!\[)\barXiv:(\d{4}\.\d{4,5})"
+    """Replace arXiv numbers in the text of guides that are not links yet; code stays as it is."""
+    to_link, number = link("[{0}]({1})"), r"(?<!\[)\barXiv:(\d{4}\.\d{4,5})"
     if not name.startswith("notebooks"):
-        content[0] = re.sub(number, link("[{0}]({1})"), content[0])
+        pattern = rf"^```.*?^```|{number}"
+        content[0] = re.sub(
+            pattern, lambda x: to_link(x) if x[1] else x[0], content[0], flags=re.M | re.S
+        )
 
 
 def shorten(app, what, name, thing, options, signature, returned):
