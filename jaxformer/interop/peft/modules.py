@@ -88,7 +88,8 @@ NAMES_OF_EXPERTS = dict.fromkeys(
     ("gate", "gate_proj", "up_proj", "down_proj"),
 ) | dict.fromkeys(("minimax", "minimax_m2", "mixtral"), ("gate", "w1", "w2", "w3"))
 # Names of modules that PEFT does not adapt, since fast kernels read their weights, by the type.
-NOT_ADAPTED = dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), ("out_proj",))
+MAMBA_TYPES = "falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"
+NOT_ADAPTED = dict.fromkeys(MAMBA_TYPES, ("out_proj",))
 # Modules that read a table, which no computation reads under its own name.
 SHARED_TABLES = {
     f"{prefix}shared.weight": tuple(f"{prefix}{x}coder.embed_tokens.weight" for x in ("en", "de"))

@@ -98,11 +98,15 @@ def load_adapter(
     check_parameters(replace(config, adapter=None), params)
     layout, (family, values) = layout_of(params), family_of(config)
     is_ignored = partial(family.is_ignored, num_layers=config.num_layers, values=values)
-    tensors = {name: x for name, x in _read_tensors(path).items() if not is_ignored(name)}
-    whole = {_whole_name(name): x for name, x in tensors.items() if _end(name) is None}
-    adapted_modules = {_module_name(name) for name in tensors if _end(name)}
-    named = partial(tensor_mappings, stored={*whole, *adapted_modules})
+    tensors = _read_tensors(path)
+    parts = {_whole_name(name) if _end(name) is None else _module_name(name) for name in tensors}
+    named = partial(tensor_mappings, stored=parts)
     base, arrays = replace(config, adapter=None), flatten_dict(params, sep="/")
+    known = {mapping.hf_name for mapping in named(base)}  # copies of a table too
+    tensors = {
+        name: x for name, x in tensors.items() if _whole_name(name) in known or not is_ignored(name)
+    }
+    whole = {_whole_name(name): x for name, x in tensors.items() if _end(name) is None}
     base = _resized(base, named(base), whole)
     mappings = named(base, layout)
     if base.head.tied and _changes_one_end(mappings, tensors):
