@@ -11,17 +11,17 @@ import itertools
 import re
 import shlex
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 
+from experiments.help_pages import Flag, asked_topic, flag_name, has_flags, help_page, signature
 from experiments.training import object_store as stores
 from jaxformer import zoo
-from jaxformer.checks import field_types, require, restricted_fields, restrictions
+from jaxformer.checks import field_types, require
 from jaxformer.config import Attention, AttentionKind, from_python, python_source
 from jaxformer.config.layer import as_cycle
 from jaxformer.config.registry import Option, allowed_types
@@ -29,13 +29,21 @@ from jaxformer.config.serialization import repetitions
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, is_store, max_vocab_size
 from jaxformer.errors import did_you_mean, exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
-from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
+from jaxformer.options import import_from_flags
 
 RunType = TypeVar("RunType")
 
 VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
 LEARNING_RATE = "optimizer.schedule"  # path of the schedule, whose peak it is
 RATE_FLAGS = ("--learning-rate", "--lr")
+RATE_FLAG = Flag(
+    "learning_rate",
+    "--learning-rate FLOAT",
+    float,
+    0.0,
+    "Peak of the learning-rate schedule; --lr is the same flag.",
+    "optimizer",
+)
 OTHER_FLAGS = ("--help", "--import")
 RESUME_FLAGS = ("--resume", "--resume-or-begin")
 
@@ -84,24 +92,23 @@ def parse_run(
     begins = init_run is not None and (init := _flag_value("--init", arguments)) not in before
     if init_run is not None and begins:
         default = init_run(default, str(init))
-    has_rate = {*RATE_FLAGS, _flag(LEARNING_RATE)} & {*_flags_in(arguments)}
+    has_rate = {*RATE_FLAGS, flag_name(LEARNING_RATE)} & {*_flags_in(arguments)}
+    program = f"python -m {_program_name()}"
+    if (topic := asked_topic(arguments)) is not None:
+        schedule = dict(_values_by_path(default)).get(LEARNING_RATE)
+        rate = [] if schedule is None else [RATE_FLAG._replace(default=schedule.peak)]
+        argument = name if named else "[RUN]" if len(runs) > 1 else ""
+        first = f"{program} {argument}".rstrip()
+        _print_help(default, topic, rate, program=first, summary=description, runs=runs)
     default, arguments = _choose_learning_rate(default, arguments)
-    default, arguments, kind = _choose_attention_type(default, arguments)
+    default, arguments = _choose_attention_type(default, arguments)
     check_flags(default, arguments)
-    runs_text = f"Named runs (first argument): {', '.join(runs)}. Defaults below: {name}."
-    help_text = f"{description}\n\n{runs_text} {IMPORT_FLAG_HELP}"
-    if LEARNING_RATE in dict(_values_by_path(default)):
-        help_text += "\n\nThe peak of the schedule may be set by --learning-rate or --lr."
-    if kind is not None:
-        kinds = ", ".join(map(_signature, allowed_types(AttentionKind)))
-        help_text += f"\n\nTo change the attention type, pass {kind} with one of {kinds}."
     with registry:
         run = tyro.cli(
             type(default),
             default=default,
             args=arguments,
-            prog=f"python -m {_program_name()} {name}",
-            description=help_text,
+            prog=f"{program} {name}",
             config=(tyro.conf.AvoidSubcommands,),  # flags for the default's type only
         )
     if tune_run is not None and begins and not has_rate:
@@ -137,20 +144,27 @@ def parse_args(
     """Parse a dataclass without named runs from the command line; see `parse_run`."""
     arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
     names: Any = kind
-    check_top_flags(map(_flag, field_types(names)), arguments)
+    program = f"python -m {_program_name()}"
+    if (topic := asked_topic(arguments)) is not None:
+        _print_help(kind, topic, program=program, summary=description)
+    check_top_flags(map(flag_name, field_types(names)), arguments)
     with registry:
-        return tyro.cli(
-            kind,
-            args=arguments,
-            prog=f"python -m {_program_name()}",
-            description=f"{description}\n\n{IMPORT_FLAG_HELP}",
-        )
+        return tyro.cli(kind, args=arguments, prog=program)
+
+
+def _print_help(*page: Any, **text: Any) -> NoReturn:
+    """Print a page of the help and end the process."""
+    try:
+        print(help_page(*page, **text))
+    except ValueError as error:
+        exit_with_error(str(error))
+    sys.exit(0)
 
 
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
     """End the process at a flag of a field that does not exist, and list the fields that do."""
-    known = {_flag(path): value for path, value, _ in fields_by_path(run)}
-    rates = RATE_FLAGS if _flag(LEARNING_RATE) in known else ()
+    known = {flag_name(path): value for path, value, _ in fields_by_path(run)}
+    rates = RATE_FLAGS if flag_name(LEARNING_RATE) in known else ()
     check_top_flags([*known, *rates], arguments)
     for flag in _flags_in(arguments):
         above, _, name = flag.rpartition(".")
@@ -158,7 +172,7 @@ def check_flags(run: Any, arguments: Iterable[str]) -> None:
             continue
         if above not in known:
             hint = did_you_mean(flag, known)
-            exit_with_error(f"There is no flag {flag}.{hint} --help lists all flags.")
+            exit_with_error(f"There is no flag {flag}.{hint} --help all lists all flags.")
         if below := [other for other in known if other.rpartition(".")[0] == above]:
             hint = did_you_mean(name, [other.rpartition(".")[2] for other in below])
             if f"--{name}" in rates or (not hint and did_you_mean(f"--{name}", rates)):
@@ -178,7 +192,7 @@ def check_top_flags(known: Iterable[str], arguments: Iterable[str]) -> None:
         hint = (
             f" Did you mean {' or '.join(sorted(below))}?" if below else did_you_mean(flag, names)
         )
-        exit_with_error(f"There is no flag {flag}.{hint} --help lists all flags.")
+        exit_with_error(f"There is no flag {flag}.{hint} --help all lists all flags.")
 
 
 def _flags_in(arguments: Iterable[str]) -> Iterator[str]:
@@ -194,7 +208,7 @@ def fields_by_path(config: Any, above: str = "") -> Iterator[tuple[str, Any, Any
     for name, hint in field_types(config.__class__).items():
         value = getattr(config, name)
         yield f"{above}{name}", value, hint
-        if _has_flags(value, hint):
+        if has_flags(value, hint):
             yield from fields_by_path(value, f"{above}{name}.")
 
 
@@ -210,30 +224,26 @@ def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[s
     changed = dict[str, list[str]]()
     for name, hint in field_types(value.__class__).items():
         new, old, field_path = getattr(value, name), getattr(baseline, name), f"{path}{name}"
-        if _has_flags(new, hint) and type(new) is type(old):
+        if has_flags(new, hint) and type(new) is type(old):
             changed |= changed_flags(new, old, f"{field_path}.")
         elif new != old:
             changed[field_path] = _flag_tokens(field_path, new)
     return changed
 
 
-def _flag(path: str) -> str:
-    return "--" + path.replace("_", "-")
-
-
 def _flag_tokens(path: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         above, dot, name = path.rpartition(".")
-        return [_flag(path if value else f"{above}{dot}no-{name}")]
+        return [flag_name(path if value else f"{above}{dot}no-{name}")]
     values = value if isinstance(value, tuple) else (value,)
     source = python_source(values, defaults=False)
     if any(count > 1 for _, count in repetitions(values)):
-        return [_flag(path), _quoted(source)]
+        return [flag_name(path), _quoted(source)]
     texts = (
         str(x) if isinstance(x, str | Path) else _quoted(python_source(x, defaults=False))
         for x in values
     )
-    return [_flag(path), *texts]
+    return [flag_name(path), *texts]
 
 
 def _flag_value(flag: str, arguments: list[str]) -> str | None:
@@ -255,9 +265,9 @@ def _choose_learning_rate(run: RunType, arguments: list[str]) -> tuple[RunType, 
         if flag.replace("_", "-") not in RATE_FLAGS:
             other_arguments.append(argument)
             continue
-        if _flag(LEARNING_RATE) in _flags_in(arguments):
+        if flag_name(LEARNING_RATE) in _flags_in(arguments):
             exit_with_error(
-                f"{flag} and {_flag(LEARNING_RATE)} both set the learning rate; pass one."
+                f"{flag} and {flag_name(LEARNING_RATE)} both set the learning rate; pass one."
             )
         text = text or next(remaining, "nothing")
         try:
@@ -273,14 +283,12 @@ def _values_by_path(config: Any) -> Iterator[tuple[str, Any]]:
     return ((path, value) for path, value, _ in fields_by_path(config))
 
 
-def _choose_attention_type(
-    run: RunType, arguments: list[str]
-) -> tuple[RunType, list[str], str | None]:
-    """Apply the attention type that a flag names; also return the other arguments and the flag."""
+def _choose_attention_type(run: RunType, arguments: list[str]) -> tuple[RunType, list[str]]:
+    """Apply the attention type that a flag names; also return the other arguments."""
     path = next((path for path, _, hint in fields_by_path(run) if hint == Attention), None)
     if path is None:
-        return run, arguments, None
-    flag, other_arguments, remaining = _flag(path), list[str](), list(arguments)
+        return run, arguments
+    flag, other_arguments, remaining = flag_name(path), list[str](), list(arguments)
     while remaining:
         name, _, text = remaining[0].partition("=")
         if name != flag:
@@ -291,7 +299,7 @@ def _choose_attention_type(
         remaining = [] if count is None else remaining[count:]
         kinds = _parse_choices(texts, allowed_types(AttentionKind))
         run = with_field(run, path, kinds if len(kinds) > 1 else kinds[0])
-    return run, other_arguments, flag
+    return run, other_arguments
 
 
 @registry.primitive_rule
@@ -317,7 +325,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
         return isinstance(value, kinds)
 
     empty_protocols = [p for p in protocols if not any(issubclass(k, p) for k in kinds)]
-    names = "|".join(map(_signature, (*empty_protocols, *kinds)))
+    names = "|".join(map(signature, (*empty_protocols, *kinds)))
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*" if several else 1,
         metavar=f"{names} ..." if several else names,
@@ -325,24 +333,6 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
         is_instance=fits,
         str_from_instance=lambda value: [_quoted(repr(v)) for v in (value if several else [value])],
     )
-
-
-@registry.struct_rule
-def with_ranges(info: tyro.constructors.StructTypeInfo):
-    """Tyro rule that adds to the help of a field what its value must be."""
-    if with_ranges in info.markers or not dataclasses.is_dataclass(info.type):
-        return None
-    info = dataclasses.replace(info, markers=(*info.markers, with_ranges))
-    kind: Any = info.type
-    spec: Any = registry.get_struct_spec(info)  # by the rule for dataclasses
-    ranges = {name: restrictions(hint)[0] for name, hint in restricted_fields(kind).items()}
-
-    def with_range(field: Any) -> Any:
-        sentence = f" Must {ranges[field.name].words}."
-        return dataclasses.replace(field, helptext=lambda: f"{field.helptext() or ''}{sentence}")
-
-    fields = tuple(with_range(f) if f.name in ranges else f for f in spec.fields)
-    return dataclasses.replace(spec, fields=fields)
 
 
 @registry.primitive_rule
@@ -390,7 +380,7 @@ def _parse_choices(texts: Iterable[str], kinds: tuple[type, ...]) -> tuple[Any, 
 
 
 def _check_choice(value: Any, text: str, kinds: tuple[type, ...]) -> Any:
-    names = ", ".join(map(_signature, kinds))
+    names = ", ".join(map(signature, kinds))
     require(isinstance(value, kinds), f"{text!r} is not one of {names}.")
     return value
 
@@ -413,20 +403,6 @@ def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
         pending += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
         pending += [kind for kind in allowed_types(hint) if kind is not hint]
     return by_name
-
-
-def _has_flags(value: Any, hint: Any) -> bool:
-    """Whether the fields of a value are flags; a value of another union is one flag."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return dataclasses.is_dataclass(value) and (hint == Attention or not is_union)
-
-
-def _signature(kind: type) -> str:
-    if kind is type(None):
-        return "None"
-    if not dataclasses.is_dataclass(kind):
-        return kind.__name__
-    return f"{kind.__name__}({', '.join(f.name for f in dataclasses.fields(kind))})"
 
 
 def _program_name() -> str:

@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,12 @@ class Dpo(EpochsConfig):
         cache: Folder for tokenized pairs.
         evaluate_pairs: Held-out pairs of an evaluation during training; the final one uses all.
     """
+
+    TOPIC: ClassVar = "data"
+    FIRST_PAGE: ClassVar[tuple[str, ...]] = (
+        *("init", "pairs", "objective.beta", "epochs", "batch_size", "length", "learning_rate"),
+        *("model.adapter", "dtype", "output", "resume"),
+    )
 
     pairs: Path | None = None
     objective: DPO = DPO()

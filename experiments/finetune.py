@@ -10,6 +10,7 @@ AdamW has a learning rate for pretrained weights, and --epochs sets the length o
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from experiments import pretrain
 from experiments.training.program import run_program, tuned_run
@@ -31,6 +32,11 @@ class Finetune(pretrain.Pretrain):
         batch_size: Rows of a batch, over all devices; None is 8, or fewer for ten updates an epoch.
         steps: Total number of training steps, instead of --epochs.
     """
+
+    FIRST_PAGE: ClassVar[tuple[str, ...]] = (
+        *("init", "corpus", "epochs", "batch_size", "length", "learning_rate", "model.adapter"),
+        *("dtype", "prompt", "output", "resume"),
+    )
 
     epochs: Positive | None = 1.0
     length: FromData = None  # type: ignore[assignment]

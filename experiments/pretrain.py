@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -78,6 +78,12 @@ class Pretrain(EpochsConfig):
             held-out instruction, or the beginning of a text.
         sample_tokens: Length of the sample in tokens; None is no sample.
     """
+
+    TOPIC: ClassVar = "data"
+    FIRST_PAGE: ClassVar[tuple[str, ...]] = (
+        *("corpus", "init", "steps", "batch_size", "length", "learning_rate", "dtype", "devices"),
+        *("output", "resume"),
+    )
 
     corpus: data.CorpusConfig = data.StandardLibrary()
     tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)

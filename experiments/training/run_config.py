@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import jax
 
@@ -91,6 +91,8 @@ class RunConfig(Checked):
             XProf.
         show: What to print at the start: the changes to a named run, or all fields.
     """
+
+    TOPIC: ClassVar = "run"  # of --help
 
     model: TransformerConfig
     init: InitName | None = None

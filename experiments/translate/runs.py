@@ -1,7 +1,7 @@
 """Configuration and named runs of the translation example."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from experiments.training.run_config import RunConfig
 from jaxformer import data
@@ -39,6 +39,19 @@ class Translate(RunConfig):
         held_out_texts: Held-out texts of the final evaluation, cycling through the forms.
         evaluate_texts: Held-out texts of an evaluation during training, decoded greedily.
     """
+
+    FIRST_PAGE: ClassVar[tuple[str, ...]] = (
+        *(
+            "steps",
+            "batch_size",
+            "learning_rate",
+            "beam.num_beams",
+            "average",
+            "held_out_texts",
+            "devices",
+        ),
+        *("output", "resume"),
+    )
 
     tokenizer: data.TokenizerConfig = data.Characters()
     source_lengths: Annotated[tuple[Size, ...], NOT_EMPTY] = (16, 24, 56)

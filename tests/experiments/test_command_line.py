@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import command_line, dpo, finetune, generate, pretrain, report
+from experiments import command_line, dpo, export, finetune, generate, pretrain, report
 from experiments.ablate import Ablation
 from experiments.command_line import exit_with_error, parse_args, parse_run, readable_errors
 from experiments.evaluate import Evaluate
 from experiments.plan import PlanArguments
+from experiments.translate import runs as translate
 from jaxformer import errors, zoo
 from jaxformer.checks import field_types
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
@@ -47,17 +48,13 @@ def inside_of_boxes(text):
 
 
 def help_by_flag(capsys, runs, *arguments):
+    """What `--help all` says of each flag, without its default."""
     with pytest.raises(SystemExit) as ended:
-        parse_run(runs, "Trains.", [*arguments, "--help"])
+        parse_run(runs, "Trains.", [*arguments, "--help", "all"])
     assert ended.value.code == 0
-    texts, flag = {}, None
-    for line in inside_of_boxes(capsys.readouterr().out):
-        if match := re.match(r"--[\w.-]*\w", line):
-            flag, columns = match[0], re.split(r"  +", line)[1:]
-            texts[flag] = " ".join(columns)
-        elif flag is not None and line.startswith(6 * " "):  # the flag's values are not indented
-            texts[flag] += f" {line.strip()}"
-    return {flag: text.partition("(default:")[0].strip() for flag, text in texts.items()}
+    text = re.sub(r"\n {30}", " ", capsys.readouterr().out)
+    entries = (line.split(maxsplit=1) for line in text.split("\n") if line.startswith("  --"))
+    return {flag: entry.partition("(default:")[0].strip() for flag, entry in entries}
 
 
 def flags(run, prefix=""):
@@ -80,7 +77,9 @@ def test_help_documents_every_field(capsys, module, arguments):
     run = module.RUNS[arguments[0] if arguments else "default"]
     wanted = set(flags(run))
     assert len(wanted) >= len(fields(run))
-    assert texts.keys() == wanted
+    flag_of_true = re.compile(r"(?<=--)no-|(?<=\.)no-")
+    shown = {flag_of_true.sub("", flag) for flag in texts} - {"--learning-rate"}
+    assert shown - {"--model.attention"} == wanted  # its fields are flags too
     undocumented = {flag for flag, text in texts.items() if not re.search(r"[a-z]{3}.*\.", text)}
     assert not undocumented
 
@@ -102,8 +101,8 @@ def test_help_names_the_runs(capsys):
     with pytest.raises(SystemExit):
         read("tiny", "--help")
     text = capsys.readouterr().out
-    assert "Named runs (first argument): default, tiny, small. Defaults below: tiny." in text
-    assert '(default: \'RMSNorm(eps=1e-06, eps_position="inside",' in re.sub(r"[│\s]+", " ", text)
+    assert "Runs: default, tiny, small. The first argument names one;" in text
+    assert "(20)" in text and "(600)" not in text  # its steps
 
 
 def test_a_run_is_chosen_by_name_and_the_first_is_the_default():
@@ -334,8 +333,7 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
 
     with pytest.raises(SystemExit):
         parse_run({"default": Reading()}, "Reads.", ["--help"])
-    shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
-    assert "it's.txt" in shown.replace("'\"'\"'", "'")
+    assert 'The text (TextFiles(path="it\'s.txt")).' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -412,7 +410,35 @@ def test_the_command_of_the_help_is_that_of_the_module(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "__main__", main)
     with pytest.raises(SystemExit):
         read("tiny", "--help")
-    assert capsys.readouterr().out.startswith("usage: python -m experiments.pretrain tiny ")
+    assert capsys.readouterr().out.startswith("usage: python -m experiments.pretrain tiny [--flag")
+
+
+SCREEN = 45  # lines
+
+
+@pytest.mark.parametrize("module", [pretrain, finetune, dpo, generate, translate, export])
+def test_the_first_page_of_the_help_fits_a_screen_and_names_the_others(module, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        parse_run(module.RUNS, module.__doc__, ["--help"])
+    page = capsys.readouterr().out
+    assert len(page.split("\n")) <= SCREEN
+    listed = re.search(r"--help TOPIC describes those of one of (.*?)\.", " ".join(page.split()))
+    for topic in listed[1].split(", ") if listed else []:
+        with pytest.raises(SystemExit) as ended:
+            parse_run(module.RUNS, module.__doc__, ["--help", topic])
+        assert ended.value.code == 0
+        assert "\n  --" in capsys.readouterr().out
+
+
+def test_a_topic_of_the_help_has_its_flags_alone(capsys):
+    with pytest.raises(SystemExit):
+        read("--help", "optimizer")
+    flags = re.findall(r"^  (--[\w.-]+)", capsys.readouterr().out, re.M)
+    assert {flag.partition(".")[0] for flag in flags} == {"--optimizer", "--learning-rate"}
+    assert "There is no help of 'optimiser'. Did you mean optimizer?" in refusal(
+        capsys, "--help", "optimiser"
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError, ImportError, FileNotFoundError])
@@ -503,7 +529,7 @@ def test_failing_ends_with_status_1(capsys):
     "arguments, status, message",
     [
         (["--help"], 0, "Folder of studies and benchmarks"),
-        (["--nope"], 1, "There is no flag --nope. --help lists all flags."),
+        (["--nope"], 1, "There is no flag --nope. --help all lists all flags."),
         (["--results", "nowhere"], 2, "results must name a folder; nowhere is not"),
     ],
 )

@@ -43,8 +43,8 @@ class MultiHead(GroupedHeads):
         sub_norm: Norm of all gated heads together, before the output projection (sub-LN, BitNet).
         cross_layer_kv: Whether this layer reads the keys and values of the last layer before it
             that has the same window and projections of its own. This layer then caches nothing (KV
-            sharing, cross-layer attention). The layer that it reads is one of
-            `TransformerConfig.first_layers`, or stands in the same repetition of the pattern.
+            sharing, cross-layer attention). The layer that it reads stands before all layers that
+            repeat, or in the same repetition.
 
     References:
         Brandon et al., Reducing Transformer Key-Value Cache Size with Cross-Layer Attention, 2024.

@@ -99,8 +99,8 @@ def load_adapter(
     layout, (family, values) = layout_of(params), family_of(config)
     is_ignored = partial(family.is_ignored, num_layers=config.num_layers, values=values)
     tensors = _read_tensors(path)
-    parts = {_whole_name(name) if _end(name) is None else _module_name(name) for name in tensors}
-    named = partial(tensor_mappings, stored=parts)
+    stored = {_whole_name(name) if _end(name) is None else _module_name(name) for name in tensors}
+    named = partial(tensor_mappings, stored=stored)
     base, arrays = replace(config, adapter=None), flatten_dict(params, sep="/")
     known = {mapping.hf_name for mapping in named(base)}  # copies of a table too
     tensors = {
