@@ -17,6 +17,7 @@ from jaxformer.config import (
     Differential,
     ExpertLatent,
     GatedNorm,
+    HeadTransform,
     HybridHeads,
     Latent,
     LinearAttention,
@@ -157,7 +158,9 @@ LLAMA_VARIANTS = {
             num_heads=8, num_kv_heads=4, head_dim=8, norm=RMSNorm(), biases=("value",)
         ),
     ),
-    "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
+    "tied": replace(
+        TINY_LLAMA, head=LMHead(tied=True, bias=True, transform=HeadTransform(bias=True))
+    ),
     "shared expert": replace(
         TINY_LLAMA,
         feed_forward=(

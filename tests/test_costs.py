@@ -115,6 +115,10 @@ PRODUCTS = {
     ),
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
+    "hidden layer of the head": replace(WIDE, head=c.LMHead(transform=c.HeadTransform())),
+    "factorised, hidden layer of the head": replace(
+        WIDE, embedding=c.Embedding(dim=200), head=c.LMHead(transform=c.HeadTransform(bias=True))
+    ),
     "decay": replace(WIDE, attention=c.Decay(num_heads=4, head_dim=48, angles=None)),
     "gated delta": replace(WIDE, attention=GATED_DELTA),
     "mamba 2": replace(

@@ -25,6 +25,7 @@ from jaxformer.config.attention.selective_scan import SelectiveScan as Selective
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution as ShortConvolution
 from jaxformer.config.embedding import Embedding as Embedding
+from jaxformer.config.embedding import HeadTransform as HeadTransform
 from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU
 from jaxformer.config.feed_forward import MLP as MLP

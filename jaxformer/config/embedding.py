@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxformer.checks import Checked, Positive, Size
-from jaxformer.config.norms import Norm
+from jaxformer.config.feed_forward import Activation
+from jaxformer.config.norms import LayerNorm, Norm
 from jaxformer.config.positions import Learned, Sinusoid
 from jaxformer.config.tiny import rescale_with_width, shrink
 
@@ -33,12 +34,34 @@ class Embedding(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadTransform(Checked):
+    """A hidden layer of the LM head: norm(activation(x @ kernel + bias)).
+
+    Attributes:
+        activation: Activation, a name as in `MLP`.
+        bias: Whether a bias is added.
+        norm: Norm of the activations.
+
+    References:
+        Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers for Language
+        Understanding, 2018. arXiv:1810.04805 (its released code)
+        Warner et al., Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder, 2024.
+        arXiv:2412.13663
+    """
+
+    activation: Activation = "gelu"
+    bias: bool = False
+    norm: Norm = LayerNorm()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LMHead(Checked):
     """LM head: logits from the final hidden vectors.
 
-        logits = softcap(multiplier * (x @ kernel + bias))
+        logits = softcap(multiplier * (transform(x) @ kernel + bias))
 
     Attributes:
+        transform: Hidden layer, as wide as what the kernel reads; None has none.
         tied: Whether the kernel is the token embedding.
         bias: Whether a bias is added.
         multiplier: Multiplies the logits.
@@ -47,6 +70,7 @@ class LMHead(Checked):
         unit_rows: Whether the kernel's vector of each token is divided by its length (Baichuan 2).
     """
 
+    transform: HeadTransform | None = None
     tied: bool = False
     bias: bool = False
     multiplier: float = 1.0

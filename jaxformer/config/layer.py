@@ -27,7 +27,8 @@ from jaxformer.config.tiny import shrink
 
 AttentionKind = HeadKind | HybridHeads | NoAttention
 Attention = AttentionKind | tuple[AttentionKind, ...]  # the same in all layers, or a cycle
-NormPlacement = Literal["pre", "post", "sandwich", "res_post"]
+NormPlacement = Literal["pre", "post", "sandwich", "res_post"]  # of a whole model
+LayerNormPlacement = Literal[NormPlacement, "pre_feed_forward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,12 @@ class Layer(Checked):
     Attributes:
         attention: Attention kind, with one position option and one window if it has these.
         feed_forward: Feed-forward network.
-        norm_placement: Position of the norms: before a branch, after the residual sum, before and
-            after a branch, or after a branch.
+        norm_placement: Position of the norms, as in `TransformerConfig`.
     """
 
     attention: AttentionKind
     feed_forward: FeedForward
-    norm_placement: NormPlacement = "pre"
+    norm_placement: LayerNormPlacement = "pre"
 
     def __post_init__(self):
         super().__post_init__()
@@ -110,7 +110,7 @@ def cycle_layers(
     num_layers: int,
     attention: Attention,
     feed_forward: FeedForward | tuple[FeedForward, ...],
-    norm_placement: NormPlacement | tuple[NormPlacement, ...],
+    norm_placement: LayerNormPlacement | tuple[LayerNormPlacement, ...],
 ) -> tuple[Layer, ...]:
     """Return the layers of a stack whose options are cycles over the layers.
 

@@ -20,7 +20,7 @@ from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.layer import (
     Attention,
     Layer,
-    NormPlacement,
+    LayerNormPlacement,
     cycle_layers,
     cycles_of,
     minimal_cycle,
@@ -76,8 +76,9 @@ class TransformerConfig(Checked):
         block: Whether attention and feed-forward run serially or in parallel, and in parallel
             whether they share one norm.
         norm: The kind of norm.
-        norm_placement: Position of the norms: before a branch, after the residual sum, before and
-            after a branch, or after a branch; a tuple is cycled over the layers.
+        norm_placement: Position of the norms: before a branch, before a branch other than attention
+            (the first layer of ModernBERT), after the residual sum, before and after a branch, or
+            after a branch; a tuple is cycled over the layers.
         final_norm: Whether a norm follows the last layer of each stack.
         residual: How a branch's output joins the residual stream; None is their sum.
         residual_multiplier: Multiplies the output of each branch, after its norm: the stream
@@ -118,7 +119,9 @@ class TransformerConfig(Checked):
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
-    norm_placement: NormPlacement | Cycle[NormPlacement] = field(default="pre", compare=False)
+    norm_placement: LayerNormPlacement | Cycle[LayerNormPlacement] = field(
+        default="pre", compare=False
+    )
     final_norm: bool = True
     residual: Residual | None = None
     residual_multiplier: float = 1.0

@@ -97,6 +97,11 @@ def check_branches(config: Any) -> None:
             num_branches == 2 or config.block == "serial",
             f"A layer with one branch needs the serial block; got {config.block!r}.",
         )
+        require(
+            layer.norm_placement != "pre_feed_forward" or config.block != "parallel_shared_norm",
+            "norm_placement 'pre_feed_forward' needs a norm for each branch, so block must not be "
+            "'parallel_shared_norm'.",
+        )
         normalises_sum = option.is_moe and option.output_norm is not None
         require(
             not (option.has_norms or normalises_sum) or config.block == "serial",

@@ -77,6 +77,8 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     total = logit_flops(config, length)
     if width is not None:
         total += 2 * length * 2 * width * d
+    elif config.head.transform is not None:
+        total += 2 * length * d * d
     has_source = config.topology.is_encoder_decoder
     if width is not None and has_source:
         total += 2 * source_length * width * d

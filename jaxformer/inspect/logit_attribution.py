@@ -65,8 +65,8 @@ def logit_attribution(
         logit[t] = sum over parts of norm(part)[t] @ head[:, right[t]]
 
     with the statistics of the final norm, and of norms after branches, taken from the run, so that
-    norms are linear. It exists where the stream is a sum: not with `norm_placement` "post", nor
-    with a custom residual connection.
+    norms are linear. It exists where the stream is a sum and the head is linear: not with
+    `norm_placement` "post", a custom residual connection, or a transform of the head.
 
     Args:
         config: The model.
@@ -81,7 +81,8 @@ def logit_attribution(
         The parts of each token's logit.
 
     Raises:
-        ValueError: The stream is not a sum, or an id is outside the vocabulary.
+        ValueError: The stream is not a sum, the head is not linear, or an id is outside the
+            vocabulary.
 
     References:
         Elhage et al., A Mathematical Framework for Transformer Circuits, 2021 (path expansion);
@@ -93,6 +94,8 @@ def logit_attribution(
         if config.residual is not None:
             how = f"branches are joined by {type(config.residual).__name__}"
         raise ValueError(f"The residual stream is not the sum of its parts: {how}.")
+    if config.head.transform is not None:
+        raise ValueError(f"The LM head is not linear: it has a transform, {config.head.transform}.")
     config, params = merge_lora(config, params)
     arrays = check_inputs(config, tokens, inputs)
     ids = []

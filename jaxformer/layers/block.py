@@ -51,10 +51,11 @@ class Block(nn.Module):
         serial    x + attention(x), then x + feed_forward(x)
         parallel  x + attention(x) + feed_forward(x)
 
-    with norms by `norm_placement`: before a branch ("pre"), after the sum ("post"), before and
-    after a branch ("sandwich"), or after a branch only ("res_post"). With "post", parallel branches
-    that have separate norms are added one by one, each sum followed by its norm. With a
-    `residual_multiplier` m, x + m * attention(x) and so on. A `layer_scalar` multiplies the result.
+    with norms by `norm_placement`: before a branch ("pre"), before a branch other than attention
+    ("pre_feed_forward"), after the sum ("post"), before and after a branch ("sandwich"), or after a
+    branch only ("res_post"). With "post", parallel branches that have separate norms are added one
+    by one, each sum followed by its norm. With a `residual_multiplier` m, x + m * attention(x) and
+    so on. A `layer_scalar` multiplies the result.
     """
 
     config: c.TransformerConfig
@@ -246,9 +247,12 @@ class Block(nn.Module):
             return x
         if norm == "feed_forward_norm" and self.layer_config.feed_forward.has_norms:
             return x
-        if self.layer_config.norm_placement in ("pre", "sandwich"):
-            return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
-        return x
+        placement = self.layer_config.norm_placement
+        if placement in ("post", "res_post"):
+            return x
+        if placement == "pre_feed_forward" and norm == "attention_norm":
+            return x
+        return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
 
     def post_norm(self, y: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Dropout of a branch's output, and the norm after it, if norms stand there."""

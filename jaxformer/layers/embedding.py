@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.lora import adapt_kernel
 from jaxformer.layers.norms import Norm
@@ -105,11 +106,18 @@ class LMHead(nn.Module):
     ) -> Float[Array, "*batch T V"] | F.LogitStatistics:
         cfg, init, dtype = self.config.head, self.config.initialisation, self.runtime.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
-        if width is not None:
-            projection = Linear(
-                (width,), init.projection, self.runtime, "model -> features", name="projection"
-            )
-            x = projection(x)
+        if width is not None or cfg.transform is not None:
+            x = Linear(
+                (width or self.config.model_dim,),
+                init.projection,
+                self.runtime,
+                "model -> features",
+                bias=cfg.transform is not None and cfg.transform.bias,
+                name="projection",
+            )(x)
+        if cfg.transform is not None:
+            x = ACTIVATIONS[cfg.transform.activation](x)
+            x = Norm(cfg.transform.norm, self.runtime, name="norm")(x)
         x = F.copy_to_tensor_parallel(x.astype(dtype), self.runtime.mesh_axes.tensor)
         if cfg.tied:
             kernel = table

@@ -24,6 +24,7 @@ POSITION_NAMES: Mapping[type, str] = {
 }
 PLACEMENT_NAMES = {
     "pre": "pre-norm",
+    "pre_feed_forward": "pre-norm, none before attention",
     "post": "post-norm",
     "sandwich": "sandwich norm",
     "res_post": "norm of a branch's output",

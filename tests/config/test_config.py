@@ -471,6 +471,10 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
             ),
             "MoE.output_norm need the serial block; got 'parallel_shared_norm'",
         ),
+        (
+            lambda: change(block="parallel_shared_norm", norm_placement="pre_feed_forward"),
+            "'pre_feed_forward' needs a norm for each branch, so block must not be 'parallel_sha",
+        ),
         (lambda: c.Router(capacity=0), "Router.capacity must be positive; got 0"),
         (lambda: c.SparseMixer(jitter=0.0), "SparseMixer.jitter must be positive; got 0.0"),
         (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),

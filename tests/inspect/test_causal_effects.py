@@ -14,6 +14,7 @@ from jaxformer.config import (
     Embedding,
     Encoder,
     EncoderDecoder,
+    HeadTransform,
     Initialisation,
     Latent,
     LayerEmbedding,
@@ -358,6 +359,8 @@ def test_attributions_that_do_not_exist_are_refused(build):
     ):
         with pytest.raises(ValueError, match=f"not the sum of its parts: {message}"):
             inspect.logit_attribution(*build(**options)[:3], 3)
+    with pytest.raises(ValueError, match=r"head is not linear: it has a transform, HeadTr"):
+        inspect.logit_attribution(*build(head=LMHead(transform=HeadTransform()))[:3], 3)
     with pytest.raises(ValueError, match="31"):
         inspect.logit_attribution(*build()[:3], 31)
 

@@ -160,6 +160,7 @@ def sparse(**fields):
 
 TO_PRE = (("post_", "pre_"),)
 TO_POST = (("pre_", "post_"),)
+TO_THREE = (("pre_", "post_"), ("feed_forward_norm", "attention_norm"))
 TO_TWO = (("pre_norm", "pre_attention_norm"), ("pre_norm", "pre_feed_forward_norm"))
 BIASES = ("query", "key", "value")
 MUTATIONS = {
@@ -215,6 +216,9 @@ MUTATIONS = {
     "placement sandwich": Mutation("gemma2", model(norm_placement="pre")),
     "placement by layer": Mutation("olmo_hybrid", model(norm_placement="pre"), TO_PRE),
     "weights above 1 of the delta rule": Mutation("olmo_hybrid", linear(max_beta=1.0)),
+    "no norm before the first attention": Mutation(
+        "modernbert_decoder", model(norm_placement=("sandwich", *["pre"] * 3)), TO_THREE
+    ),
     "placement res_post": Mutation("olmo2", model(norm_placement="pre"), TO_PRE),
     "block serial": Mutation("bloom", model(block="parallel")),
     "block parallel": Mutation("gpt_neox", model(block="serial")),
@@ -316,6 +320,11 @@ MUTATIONS = {
     "embedding scale": Mutation("ref_phi3_small", embedding(scale=1.0)),
     "embedding norm": Mutation("bloom", embedding(norm=None)),
     "head multiplier": Mutation("command_r", head(multiplier=1.0)),
+    "hidden layer of the head": Mutation("modernbert_decoder", head(transform=None)),
+    "activation of the head": Mutation(
+        "modernbert_decoder",
+        head(transform=c.HeadTransform(activation="relu", norm=c.LayerNorm(parameters="scale"))),
+    ),
     "head bias": Mutation("gptj", head(bias=False)),
     "head tied": Mutation("t5_v1_1", head(tied=True)),
     "biases of queries, keys, values": Mutation("qwen2", attention(biases=())),

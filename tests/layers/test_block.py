@@ -71,6 +71,15 @@ def test_parallel_block_with_two_norms(parts):
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_a_block_without_a_norm_before_attention(block, parts):
+    """The first layer of ModernBERT."""
+    x, y, attention, feed_forward, norm = parts(block=block, norm_placement="pre_feed_forward")
+    h = x + attention(x)
+    read = h if block == "serial" else x
+    np.testing.assert_allclose(y, h + feed_forward(norm("pre_feed_forward_norm", read)), atol=1e-5)
+
+
 def test_parallel_block_with_one_norm(parts):
     """inventory row 24: one norm shared by both branches (GPT-J, PaLM, Cohere)."""
     x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm")

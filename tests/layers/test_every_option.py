@@ -23,6 +23,7 @@ from jaxformer.config import (
     ExpertLatent,
     Fire,
     GatedNorm,
+    HeadTransform,
     HybridHeads,
     Latent,
     LayerEmbedding,
@@ -320,6 +321,12 @@ CONFIGS["norms by layer"] = replace(
     feed_forward=(GLU(hidden_dim=11), NORMED, replace(GROUPED, output_norm=RMSNorm())),
     attention=(KINDS["gated delta"], BASE.attention),
     num_layers=7,
+)
+CONFIGS["no first norm, hidden layer of the head"] = replace(
+    BASE,
+    norm_placement=("pre_feed_forward", "pre", "sandwich"),
+    block="parallel",
+    head=LMHead(tied=True, transform=HeadTransform(bias=True, activation="silu")),
 )
 CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}
 

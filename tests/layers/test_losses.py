@@ -7,13 +7,14 @@ import pytest
 
 from jaxformer import Transformer
 from jaxformer import functional as F
-from jaxformer.config import Embedding, EncoderDecoder, LMHead
+from jaxformer.config import Embedding, EncoderDecoder, HeadTransform, LMHead
 from jaxformer.layers import empty_cache
 
 HEADS = {
     "plain": {},
     "capped": dict(head=LMHead(softcap=3.0, multiplier=0.5, bias=True)),
     "tied": dict(head=LMHead(tied=True, masked_ids=(3, 30), bias=True)),
+    "hidden layer": dict(head=LMHead(transform=HeadTransform(bias=True))),
     "factorised": dict(head=LMHead(tied=True, softcap=3.0), embedding=Embedding(dim=5)),
     "encoder-decoder": dict(topology=EncoderDecoder(num_encoder_layers=1), num_layers=1),
 }

@@ -208,10 +208,12 @@ def test_a_shared_expert_is_added_once(name):
     assert_same_training(train(*case), on_one_device(name))
 
 
+@pytest.mark.parametrize("name", ["norms before projections", "tied"])
 @pytest.mark.slow
-def test_norms_of_sharded_heads_and_hidden_features():
-    case = "norms before projections", dict(fsdp=2, context=2, tensor=2), {}
-    assert_same_training(train(*case), on_one_device(case[0]))
+def test_norms_of_sharded_heads_and_hidden_features(name):
+    """And of a hidden layer of the head."""
+    case = name, dict(fsdp=2, context=2, tensor=2), {}
+    assert_same_training(train(*case), on_one_device(name))
 
 
 def messages(name, sizes, how):

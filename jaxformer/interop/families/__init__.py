@@ -30,6 +30,7 @@ from jaxformer.interop.families import (
     mamba1,
     marian,
     minimax,
+    modernbert,
     nemotron_h,
     olmo_hybrid,
     opt,
@@ -48,7 +49,7 @@ MODULES = (
     *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
     *(minimax, falcon_h1, diffllama, llama4),
     *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
-    *(aria, apertus),
+    *(aria, apertus, modernbert),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

@@ -63,19 +63,20 @@ class RopeByLayerType(RopeField):
     """One RoPE for layers with a window, another, such as YaRN, for layers without.
 
     Attributes:
-        local_base: Default of ``rope_local_base_freq``, the base of layers with a window; None has
-            no such field.
+        local_base: Default of the base of layers with a window; None has no such field.
+        local_base_name: This field.
         writes_scaling: Whether ``rope_scaling`` is written beside the base of layers with a window.
     """
 
     local_base: float | None = None
+    local_base_name: str = "rope_local_base_freq"
     writes_scaling: bool = True
 
     def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
         length = reader.positive_integer("max_position_embeddings", self.max_length)
-        base = local_base = reader.number("rope_theta", self.base)
+        base = local_base = reader.number(self.base_name, self.base)
         if self.local_base is not None:
-            local_base = reader.number("rope_local_base_freq", self.local_base)
+            local_base = reader.number(self.local_base_name, self.local_base)
         both, old = reader.part("rope_parameters"), reader.section("rope_scaling")
         full, local = (both.section(f"{x}_attention") for x in ("full", "sliding"))
         if full is not None and old is not None:
@@ -101,8 +102,8 @@ class RopeByLayerType(RopeField):
         if self.local_base is None:
             return fields
         scaling = {name: value for name, value in full.items() if name != "rope_theta"}
-        fields["rope_theta"] = full["rope_theta"]
-        fields["rope_local_base_freq"] = local["rope_theta"]
+        fields[self.base_name] = full["rope_theta"]
+        fields[self.local_base_name] = local["rope_theta"]
         if self.writes_scaling:
             fields["rope_scaling"] = None if full["rope_type"] == "default" else scaling
         return fields

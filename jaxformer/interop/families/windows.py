@@ -130,6 +130,16 @@ def all_but_every(period: int, *names: str) -> Rule:
     return rule
 
 
+def all_but_first_of(period: int, name: str) -> Rule:
+    """All layers but the first of each period, which the field `name` may say."""
+
+    def rule(reader: ConfigReader, window: int | None) -> Callable[[int], bool]:
+        every = reader.positive_integer(name, period)
+        return lambda i: i % every > 0
+
+    return rule
+
+
 def from_layer(first: int) -> Rule:
     """The layers from ``max_window_layers`` on, which is `first` if the file lacks it."""
 

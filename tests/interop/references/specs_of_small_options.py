@@ -49,6 +49,12 @@ MIMO = BY_LAYER | {
     "topk_group": 2,
     "routed_scaling_factor": 1.6,
 }
+MODERNBERT = (
+    {name: x for name, x in LLAMA.items() if name != "num_key_value_heads"}
+    | IDS
+    | {"cls_token_id": 1, "sep_token_id": 2, "norm_eps": 1e-3, "local_attention": 10}
+    | {"num_hidden_layers": 4}
+)
 SIZES = "vocab_size", "hidden_size", "max_position_embeddings"
 SPECS = {
     "axk1": (
@@ -99,6 +105,20 @@ SPECS = {
         "laguna",
         "LagunaForCausalLM",
         LAGUNA | {"gating": "per-element", "attention_bias": True},
+    ),
+    "modernbert_decoder": (
+        "modernbert-decoder",
+        "ModernBertDecoderForCausalLM",
+        MODERNBERT | {"rope_parameters": {FULL: rope(1.6e5), SLIDING: rope(1e4)}},
+    ),
+    "modernbert_decoder_biased": (
+        "modernbert-decoder",
+        "ModernBertDecoderForCausalLM",
+        MODERNBERT
+        | {"layer_types": [SLIDING, SLIDING, FULL, SLIDING], "classifier_activation": "silu"}
+        | {"hidden_activation": "relu", "norm_bias": True, "attention_bias": True}
+        | {"mlp_bias": True, "classifier_bias": True, "decoder_bias": False}
+        | {"tie_word_embeddings": False},
     ),
     "mistral4": ("mistral4", "Mistral4ForCausalLM", MISTRAL4),
 }
