@@ -41,8 +41,6 @@ class Family:
         predicts_further_tokens: Whether a file may have layers after the last one, which predict
             tokens after the next and have no part in the logits (DeepSeek V3).
         lm_head_optional: Whether an untied head without a tensor uses the embedding.
-        optional_selection_bias: End of the names of the biases that choose experts, if a file may
-            have none of them.
         attention_types: Attention kinds that the layers may have; with one, all layers are alike.
         length_name: The field of the context length, where no position depends on it.
         in_transformers: Whether transformers includes the class; False for remote code.
@@ -61,7 +59,6 @@ class Family:
     weight_factors: Callable[[ConfigReader], Mapping[str, tuple[float, ...]]] | None = None
     predicts_further_tokens: bool = False
     lm_head_optional: bool = False
-    optional_selection_bias: str | None = None
     attention_types: tuple[type, ...] = (c.MultiHead,)
     length_name: str = "max_position_embeddings"
     in_transformers: bool = True

@@ -129,13 +129,14 @@ def read_pretrained(
     stored = _rename_keys(
         family, files.read_folder_headers(folder), folder, config.num_layers, hf_config
     )
-    config = _without_lacking_bias(family, _resolve_tied_head(family, config, stored), stored)
+    config = _resolve_tied_head(family, config, stored)
     layout = decoding_layout(config) if layout is None else layout
     shapes = parameter_shapes(config, layout)
     check_size(stored, shapes, folder)
     mapping = expand_mapping(family.mapping_for(hf_config), config, shapes, stored=stored)
     stored = _cut_anew(family, mapping, stored, config.num_layers)
     check_tensors(family, mapping, stored, shapes, folder)
+    mapping = [link for link in mapping if link.hf_name in stored]
     param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
         check_divisible(config, mesh.shape)
@@ -299,21 +300,6 @@ def _resolve_tied_head(
         del stored[head]
         return config
     return replace(config, head=replace(config.head, tied=False))
-
-
-def _without_lacking_bias(
-    family: Family, config: c.TransformerConfig, stored: Mapping[str, Any]
-) -> c.TransformerConfig:
-    """Return the model without a selection bias that a file may lack, if it has none."""
-    bias = family.optional_selection_bias
-    if bias is None or any(name.endswith(bias) for name in stored):
-        return config
-    networks: tuple[Any, ...] = config.feed_forward
-    without = (
-        replace(x, router=replace(x.router, selection_bias=False)) if x.is_moe else x
-        for x in networks
-    )
-    return replace(config, feed_forward=tuple(without))
 
 
 def _cut_anew(

@@ -41,6 +41,7 @@ class MappingRule:
         last_hf_name: Name of the tensor of the last layer, if it is another.
         alternative: Whether only some files have the tensor. It then replaces the tensors of later
             rules for the same parameters; it is not written.
+        may_lack: Whether a file may lack the tensor; its parameters are then zero.
         factors: Constant of each parameter, which multiplies what the tensor has; None has none.
     """
 
@@ -51,6 +52,7 @@ class MappingRule:
     kind: type | None = None
     last_hf_name: str | None = None
     alternative: bool = False
+    may_lack: bool = False
     factors: tuple[float, ...] | None = None
 
     @property
@@ -112,13 +114,17 @@ class ParamSlice(NamedTuple):
 
 
 class TensorMapping(NamedTuple):
-    """One Hugging Face tensor, the parameter slices it fills, and the transform."""
+    """One Hugging Face tensor, the parameter slices it fills, and the transform.
+
+    A file may lack the tensor if `may_lack`.
+    """
 
     hf_name: str
     hf_shape: Shape
     slices: tuple[ParamSlice, ...]
     slice_shapes: tuple[Shape, ...]
     transform: Transform
+    may_lack: bool = False
 
 
 def expand_mapping(
@@ -281,4 +287,5 @@ def _expand(
             slices=tuple(ParamSlice(path, slice_index) for path in paths),
             slice_shapes=shapes,
             transform=transform,
+            may_lack=row.may_lack,
         )

@@ -358,11 +358,11 @@ FAMILIES = (
             replace(AXK1_EXPERTS, moe=replace(AXK1_EXPERTS.moe, output_norm=c.RMSNorm())),
         ),
         m.decoder_mapping(
-            *(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()),
+            *(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES),
+            *(replace(x, may_lack=x.params == e.SELECTION_BIAS) for x in e.deepseek_rules()),
             *m.norm_rules(f"{p.LAYER_PREFIX}.post_mlp_layernorm", "feed_forward/output_norm"),
         ),
-        # Released files have the norm in the dense layer too, without effect, and no bias.
-        optional_selection_bias="e_score_correction_bias",
+        # Released files have the norm in the dense layer too, without effect, and no biases.
         ignored_tensors=(*INV_FREQ_PATTERNS, r"model\.layers\.0\.post_mlp_layernorm\.weight"),
         attention_types=(c.Latent,),
     ),

@@ -1,6 +1,6 @@
 """RG-LRU module (Griffin): convolution, gates by head, the recurrence, a gate of the output."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,12 +79,30 @@ class RGLRU(AttentionModule):
         value, taps = convolution(
             value, inputs, cache and cache.convolutions[0], state.cache_update
         )
-        init = self.config.initialisation.projection
+        y, last = self._recur(
+            value, inputs, cache and get_layer(cache.state, state.cache_update)[..., 0, :]
+        )
+        gate = self.projection("value", heads, bias="in", name="gate")(x)
+        y = y.astype(runtime.dtype) * ACTIVATIONS[cfg.activation](gate)
+        y = self.output_projection(heads, name="out")(y)
+        if cache is None or taps is None:
+            return y, state
+        states = set_layer(cache.state, last[..., None, :], state.cache_update)
+        return y, state._replace(cache=LinearAttentionCache(states, (taps,)))
+
+    def _recur(
+        self, value: Float[Array, "*batch T N H"], inputs: c.MixerInputs, initial_state: Any
+    ) -> tuple[Float[Array, "*batch T N H"], Float32[Array, "*batch N H"]]:
+        """The recurrence of the values under their gates, and the state after the last."""
+        cfg, runtime = self.attention, self.runtime
         input_gate, decay_gate = (
-            HeadGate(cfg.num_heads, init, runtime, name=name)(value)
+            HeadGate(cfg.num_heads, self.config.initialisation.projection, runtime, name=name)(
+                value
+            )
             for name in ("input_gate", "decay_gate")
         )
-        rate = RATE * jax.nn.softplus(HeadParameter(heads, rate_init, runtime, name="rate")())
+        rate = HeadParameter((cfg.num_heads, cfg.head_dim), rate_init, runtime, name="rate")()
+        rate = RATE * jax.nn.softplus(rate)
         trace = RGLRUTrace(-jnp.broadcast_to(rate, value.shape) * decay_gate, value)
         value = sow_and_perturb(self, "attention_trace", trace).value
 
@@ -97,19 +115,12 @@ class RGLRU(AttentionModule):
             flat(decay_gate),
             rate.ravel(),
             first=inputs.positions == 0,
-            initial_state=cache and flat(get_layer(cache.state, state.cache_update)[..., 0, :]),
+            initial_state=None if initial_state is None else flat(initial_state),
             segments=inputs.segments,
             valid=inputs.valid,
             axis_name=runtime.mesh_axes.context,
         )
-        gate = self.projection("value", heads, bias="in", name="gate")(x)
-        y = y.reshape(value.shape).astype(runtime.dtype) * ACTIVATIONS[cfg.activation](gate)
-        y = self.output_projection(heads, name="out")(y)
-        if cache is None or taps is None:
-            return y, state
-        last = last.reshape(*last.shape[:-1], *value.shape[-2:])[..., None, :]
-        states = set_layer(cache.state, last, state.cache_update)
-        return y, state._replace(cache=LinearAttentionCache(states, (taps,)))
+        return y.reshape(value.shape), last.reshape(*last.shape[:-1], *value.shape[-2:])
 
 
 def rate_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
