@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxformer import config as c
+from jaxformer import zoo
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
@@ -58,8 +59,36 @@ def test_layers_of_jamba():
     kinds[1] = kinds[0]
     with pytest.raises(ValueError, match="The family jamba cannot represent"):
         choose_family(replace(config, attention=tuple(kinds)), {}, "jamba")
+    with pytest.raises(ValueError, match="mamba_inner_layernorms = False: .* it must be"):
+        read("jamba", mamba_inner_layernorms=False)
     with pytest.raises(ValueError, match="attn_layer_offset = 9: expected 0 to 7"):
         read("jamba", attn_layer_offset=9)
+
+
+MAMBA = {"vocab_size": 50_280, "ssm_cfg": {}, "rms_norm": True, "pad_vocab_size_multiple": 8}
+JAMBA = {"num_logits_to_keep": 1, "use_mamba_kernels": True, "mamba_inner_layernorms": True}
+GRIFFIN = {"vocab_size": 256_000, "head_dim": 256, "num_key_value_heads": 1, "rope_theta": 1e4}
+RELEASED = {  # sizes as the model pages on Hugging Face show them, and fields of odd names
+    "mamba-130m": ("mamba", 24, 768, MAMBA | {"time_step_rank": 48}),
+    "mamba-2.8b": ("mamba", 64, 2560, MAMBA | {"time_step_rank": 160, "dt_rank": 160}),
+    "falcon-mamba-7b": ("falcon_mamba", 64, 4096, {"vocab_size": 65_024, "time_step_rank": 256})
+    + ({"expand": 16, "intermediate_size": 8192, "tie_word_embeddings": False},),
+    "jamba-v0.1": ("jamba", 32, 4096, JAMBA | {"vocab_size": 65_536, "mamba_dt_rank": 256})
+    + ({"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14_336},),
+    "recurrentgemma-2b": ("recurrent_gemma", 26, 2560, GRIFFIN | {"lru_width": 2560})
+    + ({"num_attention_heads": 10, "intermediate_size": 15_360, "_block_types": None},),
+    "recurrentgemma-9b": ("recurrent_gemma", 38, 4096, GRIFFIN | {"lru_width": 4096})
+    + ({"num_attention_heads": 16, "intermediate_size": 24_576},),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_released_file_is_the_preset(name):
+    kind, num_layers, width, *fields = RELEASED[name]
+    values = {"num_hidden_layers": num_layers, "hidden_size": width}
+    for some in fields:
+        values |= some
+    assert build_config(FAMILIES[kind], values, where="here") == zoo.get(name)
 
 
 def test_layers_of_recurrent_gemma():

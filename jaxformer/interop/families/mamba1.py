@@ -14,6 +14,7 @@ from jaxformer.interop.config_fields import (
     NotWritten,
     Options,
     Unused,
+    fixed,
     read_options,
     with_options,
     write_options,
@@ -170,7 +171,7 @@ UNUSED = Unused(
     *("time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme"),
     *("time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy"),
     *("use_associative_scan", "use_falcon_mambapy", "fused_add_norm", "pad_vocab_size_multiple"),
-    *("d_inner", "d_model", "n_layer", "rms_norm", "ssm_cfg"),
+    *("d_inner", "d_model", "n_layer", "rms_norm", "ssm_cfg", "dt_rank"),
 )
 
 
@@ -217,6 +218,8 @@ FAMILIES = (
                 types=EveryNth("attn", 8, 4),
             ),
             *(EXPERTS, Unused("use_mamba_kernels", "use_mambapy", "use_associative_scan")),
+            Unused("num_logits_to_keep", "calc_logits_for_entire_prompt"),  # in released files
+            *fixed(mamba_inner_layernorms=True),
         ),
         m.decoder_mapping(
             *BAMBA_TOP_LEVEL,
