@@ -140,7 +140,7 @@ LLAMA_VARIANTS = {
         num_layers=3,
         attention=(
             replace(TINY_LLAMA.attention, output_gate=OutputGate()),
-            SharedKV(num_heads=4, head_dim=16, output_gate=OutputGate()),
+            SharedKV(num_heads=4, head_dim=16),
             Latent(
                 num_heads=4,
                 latent_dim=24,
@@ -214,10 +214,7 @@ LLAMA_VARIANTS = {
         ),
     ),
     "decay": replace(
-        TINY_LLAMA,
-        attention=Decay(
-            num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
-        ),
+        TINY_LLAMA, attention=Decay(num_heads=4, head_dim=16, angles=Angles(learned=True))
     ),
     "hybrid": replace(
         TINY_LLAMA, num_layers=4, attention=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention)

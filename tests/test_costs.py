@@ -195,7 +195,7 @@ def test_flops_of_shared_keys_and_of_latents():
 def test_costs_of_a_gate():
     """One more kernel, what it gives, and the heads once more behind the gate."""
     B, T, D, N, H, V = 2, 64, 128, 4, 48, 48
-    for config, width in ((WIDE, H), (SHARED, H), (LATENT, V)):
+    for config, width in ((WIDE, H), (LATENT, V)):
         for over, gates in (("feature", N * width), ("head", N)):
             gate = c.OutputGate(over=over)
             gated = replace(config, attention=replace(config.attention, output_gate=gate))

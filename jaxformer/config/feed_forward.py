@@ -176,17 +176,14 @@ class XIELU(DenseFeedForward):
 
     Attributes:
         hidden_dim: Number of hidden features.
-        beta: Slope of the activation at zero.
-        bias: Whether the linear layers have biases.
 
     References:
         Huang and Schlag, Deriving Activation Functions Using Integration, 2024. arXiv:2411.13010
     """
 
     hidden_dim: Size
-    beta: float = 0.5
-    bias: bool = False
 
+    bias = False
     input_projections = ("up",)
     # Softplus makes them 0.8, and 0.8 less the usual beta.
     learned_numbers = MappingProxyType(
@@ -196,7 +193,7 @@ class XIELU(DenseFeedForward):
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """`F.xielu` of up."""
         numbers = projections["alpha_p"], projections["alpha_n"]
-        return F.xielu(projections["up"], *numbers, beta=self.beta)
+        return F.xielu(projections["up"], *numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

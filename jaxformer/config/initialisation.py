@@ -107,6 +107,10 @@ class Initialisation(Checked):
         head: Kernel of the logits.
         residual: "depth" divides projections into the residual stream by sqrt(2 * num_layers), so
             that its variance does not grow with depth.
+
+    References:
+        Yang et al., Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter
+        Transfer, 2022. arXiv:2203.03466, appendix D.2 (queries and the head may start at zero)
     """
 
     embedding: Initialiser = Normal()

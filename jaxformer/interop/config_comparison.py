@@ -54,8 +54,9 @@ def _canonical_attention(attention: Any) -> Any:
     if isinstance(attention, c.HybridHeads):
         return replace(attention, kinds=tuple(map(_canonical_attention, attention.kinds)))
     changes: dict[str, Any] = {}
-    if len(getattr(attention, "biases", ())) > 1:
-        changes["biases"] = tuple(sorted(attention.biases))
+    biases = getattr(attention, "biases", ())
+    if biases != (ordered := tuple(sorted(biases))):
+        changes["biases"] = ordered
     if (scale := getattr(attention, "scale", None)) is not None and attention.has_scores:
         usual = attention.key_dim**-0.5
         changes["scale"] = None if math.isclose(scale, usual, rel_tol=ROUNDING) else scale

@@ -849,7 +849,7 @@ OTHERS = [
         feed_forward=(
             c.ClampedGEGLU(hidden_dim=3, limit=2.0, alpha=1.5, bias=False),
             c.GLU(hidden_dim=3, bias=True),
-            c.XIELU(hidden_dim=3, beta=0.25, bias=True),
+            c.XIELU(hidden_dim=3),
             c.MoE(
                 expert=c.MLP(hidden_dim=3),
                 num_experts=4,
@@ -877,7 +877,7 @@ OTHERS = [
         topology=c.EncoderDecoder(
             num_encoder_layers=2,
             source_vocab_size=5,
-            attention=c.SharedKV(num_heads=4, head_dim=6, scale=0.5, logit_softcap=3.0),
+            attention=c.SharedKV(num_heads=4, head_dim=6, scale=0.5),
             feed_forward=(c.MLP(hidden_dim=3),),
         ),
         attention=dict(
@@ -903,16 +903,17 @@ OTHERS = [
         ),
     ),
     latent(norm=c.LayerNorm(eps=0.1)),
-    change(norm_placement=("sandwich", "pre", "res_post")),
+    change(
+        norm_placement=("sandwich", "pre", "res_post", "pre_feed_forward"),
+        head=c.LMHead(transform=c.HeadTransform(activation="relu", bias=True, norm=c.RMSNorm())),
+    ),
     replace(
         BASE,
         attention=(
             BASE.attention,
             c.NoAttention(),
             c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
-            c.RGLRU(
-                num_heads=2, head_dim=3, convolution_width=3, activation="relu", biases=("out",)
-            ),
+            c.RGLRU(num_heads=2, head_dim=3, convolution_width=3, activation="relu"),
             c.SelectiveScan(
                 width=6,
                 step_rank=2,

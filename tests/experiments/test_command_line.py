@@ -199,7 +199,7 @@ def test_a_flag_that_an_option_lacks_names_its_flags(capsys, flag, message):
 def test_the_flags_of_an_attention_kind_are_its_fields(capsys):
     decay = "--model.attention", "Decay(num_heads=2, head_dim=8)"
     message = "There is no flag --model.attention.windows. Flags of --model.attention: "
-    names = "num-heads", "head-dim", "min-memory", "max-memory", "angles", "biases"
+    names = "num-heads", "head-dim", "min-memory", "max-memory", "angles"
     message += ", ".join(f"--model.attention.{name}" for name in names)
     assert f"{message}." in refusal(capsys, *decay, "--model.attention.windows", "3")
 

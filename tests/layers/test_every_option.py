@@ -153,7 +153,6 @@ KINDS = {
         num_heads=2,
         head_dim=6,
         positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
-        output_gate=OutputGate(),
     ),
     "latent": Latent(
         num_heads=4,
@@ -208,7 +207,7 @@ KINDS = {
         decay=StepDecay(over="feature", rank=2),
         output=GatedNorm(activation="sigmoid", rank=2),
     ),
-    "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
+    "decay, real": Decay(num_heads=2, head_dim=3, angles=None),
     "hybrid": (
         ShortConvolution(num_heads=2, head_dim=3),
         MultiHead(

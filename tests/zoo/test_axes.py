@@ -182,7 +182,9 @@ def test_options_that_no_preset_has():
     assert zoo.AXES["window"](replace(llama, attention=windowed)) == "in every layer"
     shared = c.SharedKV(num_heads=32, num_kv_heads=32, head_dim=128)
     assert zoo.AXES["attention"](replace(llama, attention=shared)) == "shared key and value"
-    gated = replace(llama, attention=replace(shared, output_gate=c.OutputGate(over="head")))
+    gated = replace(
+        llama, attention=replace(llama.attention, output_gate=c.OutputGate(over="head"))
+    )
     assert [zoo.AXES["output-gate"](x) for x in (llama, gated)] == ["none", "each head"]
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import AboveOne, Checked, Distinct, Size, require
+from jaxformer.checks import AboveOne, Checked, Size, require
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
@@ -18,7 +18,8 @@ class Angles(Checked):
     Attributes:
         base: Ratio of the longest to the shortest wavelength, approximately.
         pairing: Features that form a pair (see `functional.rotate`).
-        learned: Whether each head learns its angles, starting from these.
+        learned: Whether each head learns its angles, starting from these, as the linear recurrent
+            unit does (Orvieto et al., 2023. arXiv:2303.06349, section 3.3).
     """
 
     base: AboveOne = 10_000.0
@@ -44,7 +45,6 @@ class Decay(RecurrentDefaults):
         max_memory: Initial memory of the last head; the heads between are spaced evenly on a
             logarithmic scale. Eight heads from 32 to 4,096 are RetNet's gamma = 1 - 2 ** (-5 - n).
         angles: Rotation of the state per token; None is a real decay without rotation.
-        biases: Projections with a bias.
 
     References:
         Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
@@ -58,7 +58,6 @@ class Decay(RecurrentDefaults):
     min_memory: float = 32.0
     max_memory: float = 4096.0
     angles: Angles | None = Angles()
-    biases: Distinct[Literal["value", "out"]] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -72,6 +71,7 @@ class Decay(RecurrentDefaults):
             f"Angles rotate pairs of features, so head_dim must be even; got {self.head_dim}.",
         )
 
+    biases = ()
     has_weights = True
     has_decays = True
     linear_projections = None, None, "value"

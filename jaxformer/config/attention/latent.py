@@ -32,13 +32,13 @@ class Latent(AttentionDefaults):
         value_dim: Width of a head's value.
         positions: Position options, cycled over the layers. A `Rope` rotates the shared key and the
             queries for it.
-        windows: As in `MultiHead`.
+        windows: As in `MultiHead` (dots3).
         scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
             multiplies this scale by the square of `yarn_attention_factor`.
         norm: Norm of the latents.
         query_scaling: Factor of whole queries by position, as in `MultiHead`.
         biases: Projections with a bias.
-        output_gate: As in `MultiHead`; it reads the input of the layer, not a latent.
+        output_gate: As in `MultiHead`; it reads the input of the layer, not a latent (Ling 3).
 
     References:
         DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language

@@ -1,11 +1,10 @@
 """`RGLRU`: a gated linear recurrence of features behind a short convolution (Griffin)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxformer.checks import Distinct, Size
+from jaxformer.checks import Size
 from jaxformer.config.attention.checks import ConvolutionWidth
 from jaxformer.config.attention.defaults import RecurrentDefaults
 from jaxformer.config.attention.layer_sizes import (
@@ -35,7 +34,6 @@ class RGLRU(RecurrentDefaults):
         head_dim: Width of a head.
         convolution_width: Tokens of the convolution.
         activation: Activation of the gate of the output, a name as in `MLP`.
-        biases: Layers with a bias; "in" are the value and the gate of the output.
 
     References:
         De et al., Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient
@@ -46,8 +44,8 @@ class RGLRU(RecurrentDefaults):
     head_dim: Size
     convolution_width: ConvolutionWidth = 4
     activation: Activation = "gelu_tanh"
-    biases: Distinct[Literal["in", "convolution", "out"]] = ("in", "convolution", "out")
 
+    biases = "convolution", "in", "out"  # "in" are the value and the gate of the output
     has_decays = True
     chunk = 0
 

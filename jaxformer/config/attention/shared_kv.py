@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.checks import Cycle, Distinct, Positive, Size, require
+from jaxformer.checks import Cycle, Distinct, Size, require
 from jaxformer.config.attention.checks import check_heads, check_ropes
 from jaxformer.config.attention.grouped_heads import GroupedHeads
-from jaxformer.config.attention.output_gate import OutputGate
 from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Rope, ScoreBias, Window, as_rope
 
@@ -31,11 +30,9 @@ class SharedKV(GroupedHeads):
             value, the cache holds both.
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is head_dim ** -0.5.
-        logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
         value_norm: Norm of each head's values, in place of `qk_norm`; None means the keys' norm.
         biases: Projections with a bias.
-        output_gate: As in `MultiHead`; it follows the rotation of the outputs.
 
     References:
         Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
@@ -48,11 +45,9 @@ class SharedKV(GroupedHeads):
     positions: Cycle[Rope | ScoreBias | None] = (ROPE_ON_QKVO,)
     windows: Cycle[Window] = (None,)
     scale: float | None = None
-    logit_softcap: Positive | None = None
     qk_norm: QKNorm | None = None
     value_norm: Norm | None = None
     biases: Distinct[Literal["query", "key_value", "out"]] = ()
-    output_gate: OutputGate | None = None
 
     def __post_init__(self):
         super().__post_init__()

@@ -72,9 +72,8 @@ class RGLRU(AttentionModule):
         heads = cfg.num_heads, cfg.head_dim
         x = F.copy_to_tensor_parallel(x, runtime.mesh_axes.tensor)
         value = self.projection("value", heads, bias="in", name="value")(x)
-        has_bias = "convolution" in cfg.biases
         convolution = Convolution(
-            *heads, cfg.convolution_width, runtime, bias=has_bias, name="convolution"
+            *heads, cfg.convolution_width, runtime, bias=True, name="convolution"
         )
         value, taps = convolution(
             value, inputs, cache and cache.convolutions[0], state.cache_update

@@ -46,14 +46,8 @@ class SharedKVAttention(GroupedHeadsAttention):
         else:
             query, new = self.scale_rotated_query(query), SharedCache(value)
         kv, cache = update_cache(new, state.cache, state.cache_update)
-        heads = attend(
-            self,
-            query,
-            kv[0],
-            kv[-1],
-            inputs,
-            score_options=ScoreOptions(scale=cfg.scale, logit_softcap=cfg.logit_softcap),
-        )
+        score_options = ScoreOptions(scale=cfg.scale)
+        heads = attend(self, query, kv[0], kv[-1], inputs, score_options=score_options)
         heads = self.apply_rope("o", heads, inputs)
         return self.project_heads(x, heads), state._replace(cache=cache)
 

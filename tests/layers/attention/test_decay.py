@@ -47,7 +47,7 @@ def by_hand(params, x, angles, pairing):
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     gamma = 1 / (1 + np.exp(-p["memory"]["bias"]))[:, None]
     value = np.einsum("btd,dnh->btnh", np.asarray(x, np.float64), p["value"]["kernel"])
-    value = (value + p["value"].get("bias", 0)) * np.sqrt(1 - gamma**2)
+    value = value * np.sqrt(1 - gamma**2)
     if pairing == "halves":
         z = value[..., : H // 2] + 1j * value[..., H // 2 :]
     else:
@@ -59,22 +59,22 @@ def by_hand(params, x, angles, pairing):
             heads[:, t, :, : H // 2], heads[:, t, :, H // 2 :] = h.real, h.imag
         else:
             heads[:, t, :, 0::2], heads[:, t, :, 1::2] = h.real, h.imag
-    return np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"]) + p["out"].get("bias", 0)
+    return np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"])
 
 
 CHOICES = {
-    "rotary angles": (c.Angles(base=50.0), ()),
-    "neighbours, biases": (c.Angles(base=50.0, pairing="neighbours"), ("value", "out")),
-    "learned angles": (c.Angles(learned=True), ()),
-    "real": (None, ("out",)),
+    "rotary angles": c.Angles(base=50.0),
+    "neighbours": c.Angles(base=50.0, pairing="neighbours"),
+    "learned angles": c.Angles(learned=True),
+    "real": None,
 }
 
 
-@pytest.mark.parametrize("angles, biases", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("angles", CHOICES.values(), ids=CHOICES)
 @pytest.mark.slow(but=["real"])
-def test_layer_by_hand(normal, angles, biases):
+def test_layer_by_hand(normal, angles):
     """inventory row 77: projected values, the recurrence with its gain, and the way back."""
-    kind = replace(KIND, angles=angles, biases=biases)
+    kind = replace(KIND, angles=angles)
     module = DecayAttention(CONFIG, kind, RuntimeConfig())
     x = normal(B, T, D)
     params = random_tree(
@@ -268,7 +268,6 @@ def test_training_lowers_the_loss():
             "1 < min_memory <= max_memory; got min_memory=1.0, max_memory=40.0",
         ),
         (lambda: replace(KIND, max_memory=1.2), "1 < min_memory .*=1.5, max_memory=1.2"),
-        (lambda: replace(KIND, biases=("out", "out")), r"not repeat .* \('out', 'out'\)"),
         (lambda: c.Angles(base=0.5), "Angles.base must be above 1; got 0.5"),
         (
             lambda: replace(CONFIG, topology=c.Encoder()),

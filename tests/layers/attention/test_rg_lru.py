@@ -28,9 +28,7 @@ from tests.small_models import BASE, jitted_forward, random_params, random_tree
 
 KINDS = {
     "griffin": RGLRU(num_heads=4, head_dim=3),
-    "other": RGLRU(
-        num_heads=2, head_dim=5, convolution_width=3, activation="silu", biases=("out",)
-    ),
+    "other": RGLRU(num_heads=2, head_dim=5, convolution_width=3, activation="silu"),
 }
 CONFIG = replace(BASE, attention=(KINDS["griffin"], BASE.attention), num_layers=4)
 
@@ -149,7 +147,6 @@ def test_initial_decays_and_gates():
         (dict(head_dim=0), "RGLRU.head_dim must be positive; got 0"),
         (dict(convolution_width=257), "convolution_width must be from 2 to 256; got 257"),
         (dict(activation="none"), "RGLRU.activation must be one of .* got 'none'"),
-        (dict(biases=("in", "in")), "must not repeat an entry"),
     ],
 )
 def test_options_that_cannot_be(fields, message):

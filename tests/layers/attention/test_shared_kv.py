@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer import Transformer, costs
 from jaxformer import functional as F
-from jaxformer.config import MultiHead, OutputGate, PRope, QKNorm, RMSNorm, Rope, Yarn
+from jaxformer.config import MultiHead, PRope, QKNorm, RMSNorm, Rope, Yarn
 from jaxformer.config import SharedKV as Choice
 from jaxformer.layers import AttentionInputs, MultiHeadAttention, RuntimeConfig, empty_cache
 from jaxformer.layers.attention.inputs import TokenPositions
@@ -26,15 +26,12 @@ CHOICES = {
         positions=(replace(TURNS, pairing="neighbours"),),
         biases=("query", "key_value", "out"),
         scale=0.3,
-        logit_softcap=2.0,
-        output_gate=OutputGate(),
     ),
     "in part, normalised": Choice(
         num_heads=N,
         head_dim=H,
         positions=(replace(TURNS, fraction=0.7),),
         qk_norm=QKNorm(norm=RMSNorm(eps=0.01)),
-        output_gate=OutputGate(over="head"),
     ),
     "YaRN": Choice(
         num_heads=N,
@@ -110,12 +107,8 @@ def relative_form(choice, params, x, frequencies):
         c = both[b, : i + 1, n // (N // choice.num_kv_heads)]
         seen = np.stack([turn_by(c[j], (j - i) * frequencies, rope) for j in range(i + 1)])
         scores = scale * seen @ query[b, i, n]
-        if choice.logit_softcap is not None:
-            scores = choice.logit_softcap * np.tanh(scores / choice.logit_softcap)
         weights = np.exp(scores - scores.max())
         heads[b, i, n] = weights @ seen / weights.sum()
-    if choice.output_gate is not None:
-        heads /= 1 + np.exp(-np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"]))
     return np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"]) + p["out"].get("bias", 0.0)
 
 
