@@ -115,6 +115,24 @@ def describe() -> str:
     )
 
 
+def markdown() -> str:
+    """The tables in Markdown: model types by what they lack.
+
+    Returns:
+        Two tables.
+    """
+    tables = []
+    for title, rows in (("continue a text", decoders()), ("read images and text", with_images())):
+        types = dict[str, list[str]]()
+        for row in sorted(rows, key=lambda row: (not row.is_read, row.model_type)):
+            part = "the model" if row.text_type is None else "the text part"
+            state = f"{part} is read and written" if row.is_read else f"needs {row.lacks}"
+            types.setdefault(state, []).append(f"`{row.model_type}`")
+        lines = (f"| {state} | {', '.join(kinds)} |" for state, kinds in types.items())
+        tables.append("\n".join([f"| | model types that {title} |", "|---|---|", *lines]))
+    return "\n\n".join(tables)
+
+
 def _describe(title: str, rows: list[Coverage]) -> str:
     count = sum(row.is_read for row in rows)
     lines = [f"{count} of {len(rows)} model types of transformers that {title} are read"]

@@ -24,7 +24,7 @@ def main() -> None:
     name_help = "a preset, such as llama-2-70b, or a .json file written by config.to_json"
     one.add_argument("name", nargs="?", help=name_help)
     one.add_argument("--list", action="store_true", help="name all presets")
-    one.add_argument("--markdown", action="store_true", help="the tables, for a README")
+    one.add_argument("--markdown", action="store_true", help="all tables, for a guide")
     axis_help = f"list which models made which choice: {', '.join(AXES)}"
     one.add_argument("--axis", help=axis_help)
     coverage_help = "list the model types of a library, and what the unread types lack"
@@ -34,7 +34,8 @@ def main() -> None:
         if arguments.list:
             print(printing.preset_listing())
         elif arguments.markdown:
-            print(f"{printing.survey_markdown()}\n\n{printing.mixture_markdown()}")
+            tables = printing.survey_markdown(), printing.mixture_markdown(), coverage.markdown()
+            print("\n\n".join(tables))
         elif arguments.coverage is not None:
             print(coverage.describe())
         elif arguments.axis is not None:

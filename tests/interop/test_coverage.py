@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxformer.interop import load_config
-from jaxformer.interop.coverage import decoders, describe, lacking_options, with_images
+from jaxformer.interop.coverage import decoders, describe, lacking_options, markdown, with_images
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.text_parts import ALIASES
 
@@ -34,6 +34,7 @@ def test_the_command_prints_the_numbers_that_the_guides_say():
         for guide in ("README.md", "experiments/guides/models.md"):
             said = " ".join((ROOT / guide).read_text().split())
             assert f"{count} of {len(rows)}" in said or f"{count} of the {len(rows)}" in said, guide
+    assert markdown() in (ROOT / "experiments/guides/models.md").read_text()
     assert "  mamba2                       read\n" in text
     assert "  llava                        its text part, llama, is read\n" in text
     assert "  whisper                      needs images or sound in the decoder\n" in text
