@@ -14,13 +14,13 @@ The same command resumes an interrupted study.
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.command_line import parse_args, readable_errors
 from experiments.studies.extra_metrics import EXTRA_METRICS, no_extra_metrics
 from experiments.studies.plots import write_report
 from experiments.studies.sizes import ablation_sizes
 from experiments.studies.study import Study, base_run, run_study
 from experiments.studies.tables import ablation_report
 from experiments.studies.variants import make_variants
+from jaxformer.run.command_line import parse_args, readable_errors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from experiments import rope_placement
 from experiments.benchmark.report import markdown_sections, plot_cases, speed_summary
-from experiments.command_line import parse_args, readable_errors
-from experiments.pretrain import RUNS
 from experiments.studies.plots import write_report
 from experiments.studies.results import STUDY_KEYS, THROUGHPUT_FILE, ResultDict, read_json
 from experiments.studies.sizes import ablation_sizes
 from experiments.studies.tables import ablation_report
 from experiments.studies.variants import AXES, make_variants
-from experiments.training.plot import plot_run
+from jaxformer.run.command_line import parse_args, readable_errors
+from jaxformer.run.plot import plot_run
+from jaxformer.run.pretraining import RUNS
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count, format_duration
 

@@ -14,7 +14,6 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.command_line import parse_args, readable_errors
 from experiments.studies.extra_metrics import no_extra_metrics
 from experiments.studies.plots import write_report
 from experiments.studies.results import ResultDict
@@ -34,6 +33,7 @@ from experiments.studies.tables import (
 from experiments.studies.train_seeds import Variant
 from jaxformer.config import Rope
 from jaxformer.config.positions import RopeTarget
+from jaxformer.run.command_line import parse_args, readable_errors
 
 SOURCE = "Su, Rotary Position Embedding of the Second Kind, 2025. spaces.ac.cn/archives/10862"
 

@@ -40,6 +40,7 @@ _LAZY_SUBMODULES = (
     "layers",
     "options",
     "parallel",
+    "run",
     "training",
     "zoo",
 )

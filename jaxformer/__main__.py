@@ -1,21 +1,49 @@
-"""List the programs: python -m jaxformer, or in a clone python -m experiments."""
+"""Run a program: jaxformer pretrain, python -m jaxformer pretrain; without a name list them."""
 
 import ast
+import importlib
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from jaxformer.errors import did_you_mean, exit_with_error, own_command, prepare_imports
 
-def program_list(package: str, folder: Path) -> str:
-    """A line for each program of a package: its command, and the first line of its docstring."""
-    lines = []
-    for path in sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")]):
-        text = path.read_text(encoding="utf-8")
-        if '\nif __name__ == "__main__":' in text and path != folder / "__main__.py":
-            name = path.stem if path.parent == folder else path.parent.name
-            summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-            lines.append(f"python -m {package}.{name:<15} {summary}")
+PROGRAMS = {
+    "data": "data.__main__",
+    "dpo": "run.preference_training",
+    "evaluate": "run.evaluation",
+    "export": "run.exporting",
+    "finetune": "run.finetuning",
+    "generate": "run.text_generation",
+    "plan": "run.planning",
+    "pretrain": "run.pretraining",
+    "zoo": "zoo.__main__",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program that the first argument names, with the others; without any list them."""
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        root = Path(__file__).parent
+        paths = {k: root / f"{x.replace('.', '/')}.py" for k, x in PROGRAMS.items()}
+        print(program_list({own_command(k): path for k, path in paths.items()}))
+    elif name in PROGRAMS:
+        prepare_imports()
+        importlib.import_module(f"jaxformer.{PROGRAMS[name]}").main(others)
+    else:
+        hint = did_you_mean(name, PROGRAMS)
+        exit_with_error(f"There is no program {name!r}.{hint} Programs: {', '.join(PROGRAMS)}.")
+
+
+def program_list(files: Mapping[str, Path]) -> str:
+    """A line for each program: its command, and the first line of its file's docstring."""
+    width, lines = max(map(len, files)), list[str]()
+    for command, path in files.items():
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        lines.append(f"{command:<{width}} {text.partition(chr(10))[0]}")
     return "\n".join([*lines, "--help after a command describes its flags."])
 
 
 if __name__ == "__main__":
-    print(program_list("jaxformer", Path(__file__).parent))
-    print("Programs that train, evaluate and export are in a clone: python -m experiments.")
+    main()

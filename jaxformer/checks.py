@@ -6,6 +6,7 @@ import functools
 import numbers
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -133,7 +134,7 @@ def check_fields(config: Any) -> None:
 
     A bool is not accepted as an int, and a float must be finite in float32. NumPy numbers become
     Python numbers, which hash, print and serialise to JSON alike; an int becomes a float where the
-    annotation is float.
+    annotation is float, and a string a path.
 
     Args:
         config: The dataclass instance.
@@ -224,6 +225,8 @@ def _coerce(hint: Any, value: Any) -> Coerced | None:
         return _coerce_tuple(args, value)
     if hint in (int, float, bool):
         return _coerce_number(hint, value)
+    if hint is Path and isinstance(value, str) and value:
+        return Coerced(Path(value))
     kind = type(None) if hint is None else origin or hint
     return Coerced(value) if isinstance(value, kind) else None
 

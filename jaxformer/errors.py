@@ -3,12 +3,13 @@
 import contextlib
 import difflib
 import dis
+import logging
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from jaxformer.extras import missing_extra_message
 
@@ -17,6 +18,39 @@ BROKEN_PIPE_STATUS = 141  # exit status after SIGPIPE, 128 + 13
 TRACEBACK_VARIABLE = "JAXFORMER_TRACEBACK"  # environment variable that keeps the traceback
 OWN_PACKAGES = ["jaxformer", "experiments", "__main__"]  # their messages are written for users
 IMPORTED_MODULES: list[str] = []  # modules imported by --import
+
+
+def own_command(program: str) -> str:
+    """The command of a program, in the way in which this process was started."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    started = "" if spec is None else spec.name.removesuffix(".__main__")
+    if started.startswith(("jaxformer.", "experiments.")):
+        return f"python -m {started}"
+    return f"python -m jaxformer {program}" if started == "jaxformer" else f"jaxformer {program}"
+
+
+def prepare_imports() -> None:
+    """Make Ctrl-C, missing extras and failed saves of this process readable from the imports on."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, exit_on_interrupt)
+    sys.excepthook = _print_error
+    sys.unraisablehook = _print_unraisable
+    for name in ("absl", "asyncio"):  # Orbax also logs a failed save, whose error is printed anyway
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _print_error(kind: Any, error: BaseException, trace: Any) -> None:
+    """Print which extra a missing import needs; print any other exception as Python does."""
+    if isinstance(error, ImportError) and not os.environ.get(TRACEBACK_VARIABLE):
+        print(f"error: {missing_extra_message(error)}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _print_unraisable(unraisable: Any) -> None:
+    """Print an unraisable exception, unless it is another write of a save that already failed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def exit_on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -39,7 +73,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """End the process with the message of an expected error instead of a traceback.
+    """End the process with the message and notes of an expected error instead of a traceback.
 
     On a broken pipe, as after ``| head``, it ends without a message.
     """
@@ -50,9 +84,9 @@ def readable_errors() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()  # at exit, Python would print its own BrokenPipeError
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        raise SystemExit(INTERRUPTED_STATUS) from None
+    except KeyboardInterrupt as error:
+        print("\n" + " ".join(["Interrupted.", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        raise SystemExit(getattr(error, "status", INTERRUPTED_STATUS)) from None
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
         if isinstance(error, BrokenPipeError) and _is_broken_pipe(sys.stdout):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -64,7 +98,8 @@ def readable_errors() -> Iterator[None]:
             error.add_note(f"This is a bug in the program, not an error in your input: {bug}.")
         if bug or os.environ.get(TRACEBACK_VARIABLE):
             raise
-        message = missing_extra_message(error) if isinstance(error, ImportError) else error
+        message = missing_extra_message(error) if isinstance(error, ImportError) else str(error)
+        message = "\n".join([message, *getattr(error, "__notes__", [])])
         exit_with_error(f"{message}\n(Set {TRACEBACK_VARIABLE}=1 for the traceback.)")
 
 

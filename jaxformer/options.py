@@ -7,7 +7,7 @@
     options.Residual         how a branch joins the stream: `residual=YourResidual()`
     options.Parameter        a learned parameter of an option
 
-On the command line, `--import` imports the module: `python -m experiments.pretrain --import
+On the command line, `--import` imports the module: `jaxformer pretrain --import
 my_ideas --model.attention.positions "YourBias()"`.
 """
 

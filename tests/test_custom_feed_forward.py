@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from experiments import pretrain
-from experiments.command_line import parse_run
-from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, options, save_pretrained, zoo
 from jaxformer.config import GLU, Dropout, MoE, TransformerConfig, from_json, to_json
 from jaxformer.layers import FeedForward, RuntimeConfig
 from jaxformer.layers.runtime import MeshAxes
 from jaxformer.parallel import check_divisible, parameter_metadata
+from jaxformer.run import pretraining
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.program import print_run
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, texts
 
@@ -128,11 +128,11 @@ def test_its_matrices_are_known():
 def test_it_prints_is_read_back_and_is_a_flag():
     assert from_json(TransformerConfig, to_json(OWN)) == OWN
     run = parse_run(
-        pretrain.RUNS, "", ["--model.feed-forward", "HandWritten(hidden_dim=8)", "Soft()"]
+        pretraining.RUNS, "", ["--model.feed-forward", "HandWritten(hidden_dim=8)", "Soft()"]
     )
     assert run.model.feed_forward == (HandWritten(hidden_dim=8), Soft())
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
 
 
 def test_what_it_leaves_out_is_named():

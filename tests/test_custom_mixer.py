@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from experiments import pretrain
-from experiments.command_line import parse_run
-from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.config import Encoder, Rope, TransformerConfig, from_json, to_json
 from jaxformer.generation import Beam
 from jaxformer.layers import empty_cache
 from jaxformer.parallel import MeshConfig, check_divisible, make_mesh, parameter_metadata
+from jaxformer.run import pretraining
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.program import print_run
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, texts
 
@@ -172,15 +172,15 @@ def test_it_is_counted_and_its_matrices_are_known():
 def test_it_prints_is_read_back_and_is_a_flag():
     assert from_json(TransformerConfig, to_json(MEMORY)) == MEMORY
     flags = ["--model.attention", "GatedMemory(head_dim=8)", "--model.attention.num-heads", "2"]
-    run = parse_run(pretrain.RUNS, "", flags)
+    run = parse_run(pretraining.RUNS, "", flags)
     assert run.model.attention == GatedMemory(num_heads=2, head_dim=8)
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
     kinds = "(GatedMemory(), MultiHead(num_heads=4, num_kv_heads=2, head_dim=6))"
-    run = parse_run(pretrain.RUNS, "", ["--model.attention", f"{kinds}"])
+    run = parse_run(pretraining.RUNS, "", ["--model.attention", f"{kinds}"])
     assert [type(kind).__name__ for kind in run.model.attention] == ["GatedMemory", "MultiHead"]
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
 
 
 def test_what_it_leaves_out_is_named(tmp_path, capsys):

@@ -14,11 +14,7 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from experiments import pretrain
-from experiments.command_line import parse_run
-from experiments.plan import main as plan
 from experiments.studies.variants import make_variants
-from experiments.training.program import print_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.checks import Size
@@ -40,6 +36,10 @@ from jaxformer.layers import empty_cache
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 from jaxformer.parallel import parameter_metadata, put_batch
+from jaxformer.run import pretraining
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.planning import main as plan
+from jaxformer.run.program import print_run
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import SGD, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -250,16 +250,16 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
     ideas("ideas_of_flags", A_BIAS.format(name="Sloped"))
     chosen = ["--model.attention.positions", "Sloped(slope=2)", "None"]
     with pytest.raises(SystemExit):
-        parse_run(pretrain.RUNS, "", chosen)
+        parse_run(pretraining.RUNS, "", chosen)
     assert "Sloped" in capsys.readouterr().err
-    run = parse_run(pretrain.RUNS, "", ["--import", "ideas_of_flags", *chosen])
+    run = parse_run(pretraining.RUNS, "", ["--import", "ideas_of_flags", *chosen])
     sloped, none = run.model.attention.positions
     assert none is None and repr(sloped) == "Sloped(slope=2.0)"
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        parse_run(pretrain.RUNS, "", ["--import", "ideas_of_flags", chosen[0], "Slopd()"])
+        parse_run(pretraining.RUNS, "", ["--import", "ideas_of_flags", chosen[0], "Slopd()"])
     output = " ".join(capsys.readouterr().err.split())
     assert "Slopd" in output and "Rope" in output and "Sloped" in output
 
@@ -341,7 +341,7 @@ def test_what_an_option_leaves_out_is_named():
 
 
 def test_a_study_has_arms_of_what_is_imported():
-    run = replace(pretrain.RUNS["default"], model=LLAMA)
+    run = replace(pretraining.RUNS["default"], model=LLAMA)
     variants = make_variants("position", run, ["ALiBi", "Nearness(reach=2)"])
     assert [variant.name for variant in variants[1:]] == ["ALiBi", "Nearness(reach=2)"]
     assert variants[2].model.attention.positions == (Nearness(reach=2),)

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import pretrain
-from experiments.command_line import parse_run
-from experiments.training.program import print_run
 from jaxformer import Transformer, costs, inspect, options, save_pretrained, zoo
 from jaxformer import config as c
 from jaxformer.config import TransformerConfig, from_json, to_json
 from jaxformer.generation import unroll
 from jaxformer.inspect import At, Replace
+from jaxformer.run import pretraining
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.program import print_run
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, assert_cached_is_whole, texts
 
@@ -161,10 +161,10 @@ def test_it_is_counted_printed_read_back_and_a_flag():
     assert extra == 2 * 2 * LLAMA.model_dim  # two layers of two branches
     assert from_json(TransformerConfig, to_json(config)) == config == config.tiny().tiny()
     assert eval(repr(config), {**vars(c), "LayerScale": LayerScale}) == config
-    run = parse_run(pretrain.RUNS, "", ["--model.residual", "LayerScale(initial_scale=0.5)"])
+    run = parse_run(pretraining.RUNS, "", ["--model.residual", "LayerScale(initial_scale=0.5)"])
     assert run.model.residual == LayerScale(initial_scale=0.5)
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
 
 
 @pytest.mark.parametrize("name", ["depth", "__dataclass_fields__"])

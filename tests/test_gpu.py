@@ -18,7 +18,6 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments import plan as command
 from jaxformer import functional as F
 from jaxformer import zoo
 from jaxformer.layers import Transformer
@@ -30,6 +29,7 @@ from jaxformer.parallel import (
     overlap_compiler_options,
 )
 from jaxformer.parallel.plan import Workload
+from jaxformer.run import planning as command
 from jaxformer.training import aot_compile
 from jaxformer.training.aot_compile import (
     H100_TARGET_CONFIG,

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import pretrain
-from experiments.command_line import parse_run
-from experiments.training.program import print_run
 from jaxformer import config as c
 from jaxformer import costs, inspect, save_pretrained, zoo
 from jaxformer.generation import unroll
+from jaxformer.run import pretraining
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.program import print_run
 from tests.small_models import jitted_forward, random_params
 from tests.test_custom_options import after_a_step, assert_cached_is_whole, texts
 
@@ -145,11 +145,11 @@ def test_kinds_and_networks_of_all_layers_are_flags():
     kinds = "(NoAttention(), MultiHead(num_heads=2, num_kv_heads=2, head_dim=8))"
     networks = "(MLP(hidden_dim=9),) * 2 + (GLU(hidden_dim=8),)"
     flags = ["--model.attention", kinds, "--model.feed-forward", networks]
-    run = parse_run(pretrain.RUNS, "", flags)
+    run = parse_run(pretraining.RUNS, "", flags)
     assert run.model.layers[1].attention.num_heads == 2
     assert [layer.feed_forward.hidden_dim for layer in run.model.layers[:4]] == [9, 9, 8, 9]
-    again = shlex.split(print_run(run, pretrain.RUNS))[3:]
-    assert parse_run(pretrain.RUNS, "", again) == run
+    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    assert parse_run(pretraining.RUNS, "", again) == run
 
 
 def test_every_rope_is_scaled():

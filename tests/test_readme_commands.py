@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer import Transformer, data, save_pretrained, zoo
-from tests.experiments.processes import ROOT, TIMEOUT_SECONDS
+from tests.run.processes import ROOT, TIMEOUT_SECONDS
 
 HUB_NAME = "Qwen/Qwen3-0.6B"  # the one word that is replaced, by a folder
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from experiments import plan as command
 from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.run import planning as command
 from jaxformer.training.aot_compile import topology_devices
 from tests.compiled_decoding import compiled_decode, narrow_preset
 from tests.compiled_steps import train_step_on

@@ -1,7 +1,7 @@
 """Print the files that are entered from `Transformer.__call__` to logits, and in a run.
 
 python -m tests.trace_files [PRESET]    # a token's way, by package
-python -m tests.trace_files pretrain    # from the command to the first update, in experiments
+python -m tests.trace_files pretrain    # from the command to the first update, in jaxformer.run
 """
 
 import ast
@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-import experiments
 import jaxformer
 from jaxformer import Transformer, zoo
+from jaxformer import run as programs
 
 
 def entered_functions(package, last, function, *args):
@@ -48,17 +48,16 @@ def forward_files(preset="llama-2-7b"):
 
 def pretrain_files():
     """Files of a run: flags, text, training, up to the log line of the first update."""
-    from experiments import pretrain
-    from experiments.command_line import parse_run
+    from jaxformer.run import pretraining
 
     def run(folder):
         (folder / "text.txt").write_text("Files that a run passes. " * 1000)
         flags = ["--corpus", f'TextFiles(path="{folder}/text.txt")', "--output", f"{folder}/out"]
         flags += ["--cache", f"{folder}/cache", "--steps", "1", "--sample-tokens", "None"]
-        pretrain.main(parse_run(pretrain.RUNS, pretrain.__doc__, ["tiny", *flags]))
+        pretraining.main(["tiny", *flags])
 
     with tempfile.TemporaryDirectory() as folder:
-        return entered_functions(experiments, "Recorder.log", run, Path(folder))
+        return entered_functions(programs, "Recorder.log", run, Path(folder))
 
 
 def code_lines(path):
@@ -78,11 +77,11 @@ def code_lines(path):
 def main(what="llama-2-7b"):
     """Print them by package, and how many functions and code lines they are together."""
     files = pretrain_files() if what == "pretrain" else forward_files(what)
-    root = Path((experiments if what == "pretrain" else jaxformer).__file__).parent
+    root = Path((programs if what == "pretrain" else jaxformer).__file__).parent
     packages = [file.split("/")[0] if what != "pretrain" else "" for file in files]
     for package in dict.fromkeys(packages):
         inside = [file for file, of in zip(files, packages, strict=True) if of == package]
-        print(f"\n{package or 'experiments'}: {len(inside)} files")
+        print(f"\n{package or 'run'}: {len(inside)} files")
         for file in inside:
             print(f"  {file}: {', '.join(files[file])}")
     functions = sum(map(len, files.values()))

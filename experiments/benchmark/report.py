@@ -16,8 +16,8 @@ from experiments.benchmark.cases import (
     count_work,
 )
 from experiments.benchmark.runner import BenchmarkSize, Measurement
-from experiments.training.plot import has_matplotlib
 from jaxformer.parallel.chips import chip_from_device_kind
+from jaxformer.run.plot import has_matplotlib
 
 OUR_NAME = "jaxformer"
 COLOURS = {

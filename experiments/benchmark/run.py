@@ -20,8 +20,8 @@ from experiments.benchmark.cases import (
 )
 from experiments.benchmark.report import markdown_sections, plot_cases
 from experiments.benchmark.runner import run_interleaved
-from experiments.training.output_folder import lock_folder
 from jaxformer.checks import Checked, Size
+from jaxformer.run.output_folder import lock_folder
 
 
 @dataclass(frozen=True, kw_only=True)

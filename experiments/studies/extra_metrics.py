@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
-from experiments.pretrain import PackedCorpus
 from experiments.studies.recall import recall_by_length
 from experiments.studies.results import ResultDict
 from experiments.studies.study import ExtraMetric, finite_or_none
@@ -19,6 +18,7 @@ from jaxformer import Transformer, data
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect import unstack_layers
+from jaxformer.run.pretraining import PackedCorpus
 from jaxformer.training.gradient import summed_loss
 
 LENGTH_FACTORS = (1, 2, 4, 8)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments.pretrain import Pretrain
 from experiments.studies.train_seeds import Variant
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.run.pretraining import Pretrain
 
 
 def mixer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.studies.results import ResultDict
 from experiments.studies.statistics import estimate
 from experiments.studies.tables import seed_values, with_nan
-from experiments.training.plot import DPI, has_matplotlib, moving_average, new_figure
+from jaxformer.run.plot import DPI, has_matplotlib, moving_average, new_figure
 
 MAX_NAMED_CURVES = 4  # training curves with a colour and a label
 COLOURS = ("black", "tab:blue", "tab:green", "tab:red")

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from experiments.pretrain import PackedCorpus
 from experiments.studies.results import ResultDict
 from experiments.studies.train_seeds import StudyTraining, Variant, train_seeds
 from jaxformer import Transformer, costs, data
 from jaxformer.config import TransformerConfig
+from jaxformer.run.pretraining import PackedCorpus
 
 SEPARATOR = 0  # before a string and before its copy; keys follow, then values
 TRAINED_LENGTHS = (1 / 8, 1 / 4, 1 / 2)  # of documents, relative to a row

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.studies.train_seeds import StudyTraining, Variant, measure_throughput
-from experiments.training.output_folder import LOCK_FILE
-from experiments.training.run_config import flatten
 from jaxformer import json_files
 from jaxformer.config import to_json
+from jaxformer.run.output_folder import LOCK_FILE
+from jaxformer.run.run_config import flatten
 
 ResultDict = dict[str, Any]
 THROUGHPUT_FILE = "speeds.json"

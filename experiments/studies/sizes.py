@@ -4,12 +4,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.models import llama_like
-from experiments.pretrain import Pretrain
 from jaxformer import data
-from jaxformer.config import LMHead, TransformerConfig
+from jaxformer.config import Embedding, Initialisation, LMHead, Normal, TransformerConfig
+from jaxformer.run.models import qwen3_like
+from jaxformer.run.pretraining import Pretrain
 from jaxformer.training.optimizers import AdamW, Muon, Optimizer, OptimizerConfig
 from jaxformer.training.schedules import Cosine
+
+
+def llama_like(
+    *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
+) -> TransformerConfig:
+    """Llama-like decoder: pre-norm RMSNorm, RoPE, SwiGLU, tied embeddings.
+
+    Embeddings are initialized with std model_dim ** -0.5 and scaled by model_dim ** 0.5, as in
+    Attention Is All You Need, so that they are as large as the first outputs of the branches. With
+    std 0.02 and no scale the output of the first attention is ten times as large as the embeddings
+    and hides them from later layers: see LOG.md. Initial logits have variance 1, except the logit
+    of the input token, which the tied table raises by up to model_dim ** 0.5: the initial loss is
+    above ln(vocabulary size), by less if the branches are larger.
+    """
+    model = qwen3_like(
+        model_dim=model_dim, num_layers=num_layers, num_heads=num_heads, vocab_size=vocab_size
+    )
+    attention: Any = model.attention
+    return replace(
+        model,
+        attention=replace(attention, qk_norm=None),
+        embedding=Embedding(scale=model_dim**0.5),
+        initialisation=Initialisation(embedding=Normal(std=model_dim**-0.5)),
+    )
 
 
 def study_run(

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
-from experiments.pretrain import RUNS, PackedCorpus, Pretrain, prepare_corpus
 from experiments.studies.results import ResultDict, StudyResults
 from experiments.studies.train_seeds import (
     StudyTraining,
@@ -21,19 +20,20 @@ from experiments.studies.train_seeds import (
     num_sharing_devices,
     train_seeds,
 )
-from experiments.training.output_folder import lock_folder
-from experiments.training.run_config import (
+from jaxformer import costs
+from jaxformer.checks import Checked, Must, Size
+from jaxformer.data import max_vocab_size
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.run.output_folder import lock_folder
+from jaxformer.run.pretraining import RUNS, PackedCorpus, Pretrain, prepare_corpus
+from jaxformer.run.run_config import (
     Seed,
     check_uses,
     enable_compilation_cache,
     select_devices,
     simulate_cpu_devices,
 )
-from experiments.training.train_setup import check_vocabulary
-from jaxformer import costs
-from jaxformer.checks import Checked, Must, Size
-from jaxformer.data import max_vocab_size
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.run.train_setup import check_vocabulary
 from jaxformer.training.schedules import make_schedule
 
 ExtraMetric = Callable[[Variant, Any, PackedCorpus, StudyTraining], ResultDict]

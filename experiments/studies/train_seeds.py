@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.pretrain import evaluate_rows, make_batches
-from experiments.training.memory_checks import check_compiled_memory
 from jaxformer import data
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import parameter_metadata, put_batch
+from jaxformer.run.memory_checks import check_compiled_memory
+from jaxformer.run.pretraining import evaluate_rows, make_batches
 from jaxformer.training import loop
 from jaxformer.training.gradient import AnyBatch, Objective
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer

@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args, get_origin
 
-from experiments.command_line import dataclasses_by_name, with_field
-from experiments.pretrain import Pretrain
 from experiments.studies.mixers import mixer_variants
 from experiments.studies.train_seeds import Variant
 from jaxformer import config as c
@@ -13,6 +11,8 @@ from jaxformer.checks import field_types
 from jaxformer.config import from_python
 from jaxformer.config.layer import NormPlacement
 from jaxformer.functional.activations import ACTIVATIONS
+from jaxformer.run.command_line import dataclasses_by_name, with_field
+from jaxformer.run.pretraining import Pretrain
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
 SINGLE_FIELD_AXES: Mapping[

@@ -23,15 +23,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.training.program import run_program, train
-from experiments.training.recorder import Evaluation, Recorder, TrainData, TrainResult
-from experiments.training.train_setup import TrainSetup
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
 from jaxformer import data
 from jaxformer.generation import Beam, Greedy, Sampler, generate
 from jaxformer.parallel import join_parameters, put_batch, split_parameters
+from jaxformer.run.command_line import run_program
+from jaxformer.run.program import train
+from jaxformer.run.recorder import Evaluation, Recorder, TrainData, TrainResult
+from jaxformer.run.train_setup import TrainSetup
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import format_count, format_duration, sanitize_text
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from experiments.training.run_config import RunConfig
 from jaxformer import data
 from jaxformer.checks import NOT_EMPTY, Size
 from jaxformer.config import (
@@ -20,6 +19,7 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.generation import Beam
+from jaxformer.run.run_config import RunConfig
 from jaxformer.training.gradient import Objective
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import InverseSquareRoot

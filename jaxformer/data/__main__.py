@@ -3,7 +3,7 @@
 python -m jaxformer.data my/texts --tokenizer 'BPE(vocab_size=32768)' --output tokens
 python -m jaxformer.data my/texts --tokenizer path/to/folder --output tokens --part 3/8
 python -m jaxformer.data 'hf://datasets/NAME/*.parquet' --tokenizer FOLDER --output gs://bucket/tokens
-python -m experiments.pretrain small --corpus 'Packed(path="tokens")'
+jaxformer pretrain small --corpus 'Packed(path="tokens")'
 
 Killed and started again, it goes on where it was. Several processes or hosts share the work, each
 with its part; the parts are one corpus.
@@ -28,7 +28,7 @@ from jaxformer.data.stores import fetch_files, is_store, store_has, upload
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer, Tokenizer
-from jaxformer.errors import readable_errors
+from jaxformer.errors import own_command, readable_errors
 from jaxformer.json_files import json_digest, read_json_with_checksum, write_json_with_checksum
 
 IDENTITY_FILE = "corpus.json"  # of the text and the tokenizer
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and tokenize one part."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "python -m jaxformer.data", description=__doc__, formatter_class=plain
+        own_command("data"), description=__doc__, formatter_class=plain
     )
     parser.add_argument("corpus", help="file, folder, address, or TextFiles(path=..., field=...)")
     parser.add_argument("--tokenizer", required=True, help="file, folder, or BPE(vocab_size=...)")

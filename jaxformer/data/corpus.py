@@ -205,7 +205,7 @@ def source_files(source: TextSource) -> dict[str, Path]:
     if is_store(source.path):
         raise ValueError(
             f"{source.path} is an address in a store; pass it to jaxformer.data.Corpus or "
-            "experiments.pretrain, or copy its files."
+            "jaxformer pretrain, or copy its files."
         )
     path, leave_out = Path(source.path), frozenset[str]()
     if isinstance(source, StandardLibrary):

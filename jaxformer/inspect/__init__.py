@@ -1,7 +1,7 @@
 """Inspect a model: attention maps, residual stream, logit lens, statistics, plots.
 
 Most functions take a configuration, parameters and tokens: parameters of `model.init`, of a
-training run (`experiments.load_model.load_model`), or of `load_pretrained`. They run one forward
+training run (`jaxformer.run.load_run`), or of `load_pretrained`. They run one forward
 pass of `Transformer`.
 """
 

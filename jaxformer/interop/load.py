@@ -181,9 +181,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         problem = "has no config.json" if folder.is_dir() else "is no folder"
         hint = ""
         if (folder / "checkpoints").is_dir():
-            hint = (
-                f" Export the run: python -m experiments.export --checkpoint {folder} --output NEW"
-            )
+            hint = f" Export the run: jaxformer export --checkpoint {folder} --output NEW"
         raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.{hint}")
     values = read_json(path, allow_infinity=True)  # released files have it in time_step_limit
     for name in values.keys() & DEPTH_FIELDS:

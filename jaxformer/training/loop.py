@@ -14,7 +14,7 @@ MAX_IN_FLIGHT = 2  # steps dispatched before the metrics of the oldest are read
 LONG_STEP_SECONDS = 0.5  # from here on at most one step is dispatched ahead, to stop soon
 
 
-class TooManySkipsError(RuntimeError):
+class TooManySkipsError(ValueError):
     """More consecutive updates were skipped than `max_consecutive_skips` allows."""
 
     def __init__(self, result: "StepResult"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.config import python_source
-from jaxformer.errors import readable_errors
+from jaxformer.errors import own_command, readable_errors
 from jaxformer.interop import coverage
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row
@@ -17,9 +17,9 @@ from jaxformer.zoo.printing import describe_row
 MAX_LENGTH = 4096
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print."""
-    parser = argparse.ArgumentParser(prog="python -m jaxformer.zoo", description=__doc__)
+    parser = argparse.ArgumentParser(prog=own_command("zoo"), description=__doc__)
     one = parser.add_mutually_exclusive_group()
     name_help = "a preset, such as llama-2-70b, or a .json file written by config.to_json"
     one.add_argument("name", nargs="?", help=name_help)
@@ -29,21 +29,21 @@ def main() -> None:
     one.add_argument("--axis", help=axis_help)
     coverage_help = "list the model types of a library, and what the unread types lack"
     one.add_argument("--coverage", choices=["transformers"], help=coverage_help)
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     with readable_errors():
-        if arguments.list:
+        if options.list:
             print(printing.preset_listing())
-        elif arguments.markdown:
+        elif options.markdown:
             tables = printing.survey_markdown(), printing.mixture_markdown(), coverage.markdown()
             print("\n\n".join(tables))
-        elif arguments.coverage is not None:
+        elif options.coverage is not None:
             print(coverage.describe())
-        elif arguments.axis is not None:
-            print(printing.axis_listing(arguments.axis))
-        elif arguments.name is None:
+        elif options.axis is not None:
+            print(printing.axis_listing(options.axis))
+        elif options.name is None:
             print(f"{printing.survey_table()}\n\n{printing.mixture_table()}")
         else:
-            print(describe_preset(arguments.name))
+            print(describe_preset(options.name))
 
 
 def describe_preset(name: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 
 import experiments.generate
 import experiments.pretrain
-import experiments.training.run_config
 import experiments.translate.runs
 import jaxformer
+import jaxformer.run.run_config
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
@@ -106,7 +106,7 @@ def test_frozen_keyword_only_and_hashable(kind):
 
 
 DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
-DOCUMENTED += [experiments.training.run_config.RunConfig, experiments.pretrain.Pretrain]
+DOCUMENTED += [jaxformer.run.run_config.RunConfig, experiments.pretrain.Pretrain]
 DOCUMENTED += [experiments.translate.runs.Translate, experiments.generate.Generate]
 DOCUMENTED += [parallel.MeshConfig, parallel.DistributedConfig]
 

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.pretrain import RUNS
 from experiments.studies.recall import (
     SEPARATOR,
     TASKS,
@@ -22,6 +21,7 @@ from experiments.studies.variants import make_variants
 from jaxformer import config as c
 from jaxformer import data
 from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.run.pretraining import RUNS
 from tests.small_models import jitted_forward, random_params
 
 MODEL = c.TransformerConfig(

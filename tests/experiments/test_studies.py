@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from experiments import ablate, report, rope_placement
-from experiments.pretrain import RUNS, prepare_corpus
 from experiments.rope_placement import SETTINGS, RopePlacement
 from experiments.studies import extra_metrics as measures
 from experiments.studies import results as study_results
@@ -41,6 +40,7 @@ from experiments.studies.variants import AXES, make_variants, named_variant
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
 from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata, put_batch
+from jaxformer.run.pretraining import RUNS, prepare_corpus
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.schedules import Cosine

@@ -17,7 +17,7 @@ import pytest
 import jaxformer
 from experiments.template.model import Transformer
 from jaxformer.config import GLU, LMHead, MultiHead, TransformerConfig
-from tests.experiments.processes import CORPUS_LINES, ROOT, TIMEOUT_SECONDS
+from tests.run.processes import CORPUS_LINES, ROOT, TIMEOUT_SECONDS
 from tests.small_models import random_tree
 
 GUIDE = (ROOT / "experiments/guides/one_page.md").read_text()

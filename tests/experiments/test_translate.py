@@ -10,9 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.command_line import parse_run
-from experiments.training.train_setup import make_train_setup
-from experiments.training.trainer import compile_train_step
 from experiments.translate import __main__ as translate
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import written_date
@@ -22,6 +19,9 @@ from jaxformer.config import Decoder, from_json, to_json
 from jaxformer.generation import Greedy
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata
+from jaxformer.run.command_line import parse_run
+from jaxformer.run.train_setup import make_train_setup
+from jaxformer.run.trainer import compile_train_step
 from jaxformer.training import train_step as step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines

@@ -1,1 +1,0 @@
-"""Shared code of all training programs: configuration, loop, resume, memory checks."""

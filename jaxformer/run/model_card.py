@@ -1,0 +1,91 @@
+"""Model card of an exported run: training data, settings and results."""
+
+from pathlib import Path
+from typing import Any
+
+import jaxformer
+from jaxformer import costs
+from jaxformer.config import Decoder
+from jaxformer.json_files import read_json
+from jaxformer.run.loading import LoadedModel
+from jaxformer.run.output_folder import RUN_FILE
+from jaxformer.training.metrics import read_json_lines
+from jaxformer.training.progress import format_count
+
+CARD_FILE = "README.md"
+CARD_TEMPLATE = """---
+{facts}
+---
+
+# {name}
+
+A {family} of {count} parameters, trained with jaxformer {version}, {origin}.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import {kind}, AutoTokenizer
+
+model = {kind}.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+"""
+
+
+def model_card(model: LoadedModel, family: str, name: str) -> str:
+    """Model card (README.md) of an exported run.
+
+    Args:
+        model: The exported model.
+        family: model_type of transformers.
+        name: Name of the exported model.
+
+    Returns:
+        Markdown with the metadata of the Hugging Face hub at its top.
+    """
+    run = read_json(model.folder / RUN_FILE)
+    init, decoder = run["init"], isinstance(model.config.topology, Decoder)
+    facts = {"library_name": "transformers", "tags": "[jaxformer]"}
+    if decoder:
+        facts["pipeline_tag"] = "text-generation"
+    if init is not None and not Path(init).exists():
+        facts["base_model"] = init
+    table = training_facts(run) | evaluation_facts(model.folder, model.step or 0)
+    return CARD_TEMPLATE.format(
+        facts="\n".join(f"{key}: {value}" for key, value in facts.items()),
+        name=name,
+        family=family,
+        count=format_count(costs.num_parameters(model.config)),
+        version=jaxformer.__version__,
+        origin="from scratch" if init is None else f"from the weights of {init}",
+        table="\n".join(f"| {key} | {value} |" for key, value in table.items()),
+        kind="AutoModelForCausalLM" if decoder else "AutoModelForSeq2SeqLM",
+    )
+
+
+def training_facts(run: dict[str, Any]) -> dict[str, Any]:
+    """Training facts of the card, from the saved run.json."""
+    optimizer, facts = run["optimizer"], dict[str, Any]()
+    if "corpus" in run:
+        sources = run["corpus"].get("parts", [run["corpus"]])
+        facts["text"] = ", ".join(source.get("path", source["type"]) for source in sources)
+    facts["batch size"] = run["batch_size"]
+    if "length" in run:
+        facts["sequence length"] = run["length"]
+    facts["optimizer"] = optimizer["optimizer"]["type"]
+    facts["peak learning rate"] = optimizer["schedule"]["peak"]
+    return facts
+
+
+def evaluation_facts(folder: Path, step: int) -> dict[str, Any]:
+    """Metrics of the last evaluation at or before a checkpoint, for the card."""
+    lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
+    facts: dict[str, Any] = {"steps": step}
+    for line in reversed(lines):
+        numbers = {name: x for name, x in line.items() if name not in ("step", "time")}
+        if "loss" not in numbers:  # training metrics have one
+            facts["evaluated at step"] = line["step"]
+            return facts | {name.replace("_", " "): f"{x:.4g}" for name, x in numbers.items()}
+    return facts
