@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.__main__ import program_files
-from jaxformer.__main__ import PROGRAMS, main, program_list
+from jaxformer.__main__ import main, program_list
 
 OF_THE_PACKAGE = "data dpo evaluate export finetune generate plan pretrain zoo".split()
 OF_THE_CLONE = "ablate benchmark choices report rope_placement translate".split()
