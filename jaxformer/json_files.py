@@ -7,10 +7,10 @@ nesting. Here each is a ValueError.
 import hashlib
 import json
 import math
-import os
-import secrets
 from pathlib import Path
 from typing import Any, TypeVar
+
+from jaxformer.atomic_files import atomic_file
 
 T = TypeVar("T")
 
@@ -155,12 +155,8 @@ def json_with_checksum(content: Any) -> str:
 def write_json_with_checksum(path: Path, content: Any) -> None:
     """Write a value and its checksum, so that no reader sees a part of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with atomic_file(path) as partial:
         partial.write_text(json_with_checksum(content))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _format_keys(obj: dict[str, Any]) -> str:

@@ -1,13 +1,13 @@
 """Result folder of a study: one JSON file per finished variant."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.studies.train_seeds import StudyTraining, Variant, measure_throughput
 from jaxformer import json_files
+from jaxformer.atomic_files import atomic_file
 from jaxformer.config import to_json
 from jaxformer.run.output_folder import LOCK_FILE
 from jaxformer.run.run_config import flatten
@@ -121,6 +121,6 @@ def read_json(path: Path, *names: str) -> ResultDict:
 
 def write_json(path: Path, content: ResultDict) -> None:
     """Write a JSON file atomically; all numbers must be finite."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    with atomic_file(path) as temporary:
+        temporary.write_text(text)

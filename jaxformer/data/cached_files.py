@@ -1,8 +1,6 @@
 """Files of JSON and of arrays that are made once; a damaged one is made again."""
 
 import contextlib
-import os
-import secrets
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.atomic_files import atomic_file
 from jaxformer.json_files import json_digest, read_json_with_checksum, write_json_with_checksum
 
 
@@ -52,7 +51,6 @@ def cached_arrays(
     # Another process may have finished and removed the folder.
     with contextlib.suppress(FileNotFoundError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.npz")
-        np.savez(partial, **arrays)
-        os.replace(partial, path)
+        with atomic_file(path) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)
     return arrays

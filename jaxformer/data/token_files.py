@@ -7,13 +7,13 @@ file has neither, those of Megatron-LM's index are copied with an end of text af
 
 import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxformer.atomic_files import atomic_file
 from jaxformer.checks import require
 from jaxformer.data.cached_files import cached_arrays, cached_json
 from jaxformer.data.checked_files import BLOCK_BYTES, CheckedFile, block_digests
@@ -194,12 +194,10 @@ def _copy(
     dtype = smallest_unsigned_dtype(tokenizer.vocab_size)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{secrets.token_hex(8)}")  # of this process
-        with open(partial, "wb") as file:
+        with atomic_file(target) as partial, open(partial, "wb") as file:
             for ids in pieces:
                 _check_largest(path, ids, tokenizer)
                 file.write(ids.astype(dtype).data)
-        partial.replace(target)
     return TokenFile(target, dtype.str)
 
 

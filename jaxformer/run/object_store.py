@@ -5,11 +5,12 @@ a run (settings, tokenizer, metrics, plots) are written to the local folder `run
 uploaded after each checkpoint and at the end.
 """
 
-import os
 import re
 from pathlib import Path
 
 from etils import epath
+
+from jaxformer.atomic_files import atomic_file
 
 ADDRESS = re.compile(r"(\w{2,}):(?:/(.*))?")  # what `Path` makes of gs://bucket/run
 LOCAL_ROOT = Path("runs/stores")  # small files of runs that write
@@ -83,9 +84,8 @@ def download(folder: Path, root: Path = LOCAL_ROOT) -> Path:
         for file in remote_folder.iterdir():
             if file.is_file():
                 # Another process may be reading the old file
-                temporary = local_folder / f".{file.name}.{os.getpid()}"
-                temporary.write_bytes(file.read_bytes())
-                temporary.replace(local_folder / file.name)
+                with atomic_file(local_folder / file.name) as temporary:
+                    temporary.write_bytes(file.read_bytes())
     return local_folder
 
 

@@ -14,7 +14,6 @@ chat template of the folder; an empty line ends it.
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import data
+from jaxformer.atomic_files import atomic_file
 from jaxformer.checks import Checked, Size
 from jaxformer.config import RopeScaling
 from jaxformer.costs import num_parameters
@@ -328,15 +328,11 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
         return
     path = path.resolve()
     is_file = path.is_file() or not path.exists()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            yield file
-        if is_file:
-            temporary.replace(path)
-    finally:
-        if is_file:
-            temporary.unlink(missing_ok=True)
+    with (
+        atomic_file(path) if is_file else contextlib.nullcontext(path) as target,
+        open(target, "w", encoding="utf-8") as file,
+    ):
+        yield file
 
 
 def print_text(text: str) -> None:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
+from jaxformer.atomic_files import atomic_file
 from jaxformer.extras import import_extra
 
 RESERVED_NAMES = ("step", "time")
@@ -97,15 +98,14 @@ class JsonLinesWriter:
                 )
             return
         kept_lines = [_encode_line(x) for x in records if x["step"] <= resume_from]
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        try:
-            with _name_file_and_step(temporary, resume_from), open(temporary, "wb") as file:
-                file.writelines(kept_lines)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with (
+            atomic_file(self._path) as temporary,
+            _name_file_and_step(self._path, resume_from),
+            open(temporary, "wb") as file,
+        ):
+            file.writelines(kept_lines)
+            file.flush()
+            os.fsync(file.fileno())
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Append one line.

@@ -165,7 +165,7 @@ def test_a_full_disk_while_resuming_leaves_the_file_as_it_was(path):
     writer.write(2, {"loss": 1.0})
     writer.close()
     before = path.read_bytes()
-    message = r"Metrics of step 1 could not be written to .*jsonl\.tmp"
+    message = r"Metrics of step 1 could not be written to .*\.jsonl"
     with file_size_limit(5), pytest.raises(OSError, match=message):
         JsonLinesWriter(path, resume_from=1)
     assert path.read_bytes() == before
