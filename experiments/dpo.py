@@ -5,9 +5,7 @@
 This is the command `jaxformer dpo`; --help describes its flags.
 """
 
-import sys
-
 from jaxformer.__main__ import main
 
 if __name__ == "__main__":
-    main(["dpo", *sys.argv[1:]])
+    main("dpo")

@@ -5,9 +5,7 @@
 This is the command `jaxformer finetune`; --help describes its flags.
 """
 
-import sys
-
 from jaxformer.__main__ import main
 
 if __name__ == "__main__":
-    main(["finetune", *sys.argv[1:]])
+    main("finetune")

@@ -6,9 +6,7 @@
 This is the command `jaxformer generate`; --help describes its flags.
 """
 
-import sys
-
 from jaxformer.__main__ import main
 
 if __name__ == "__main__":
-    main(["generate", *sys.argv[1:]])
+    main("generate")

@@ -5,9 +5,7 @@
 This is the command `jaxformer plan`; --help describes its flags.
 """
 
-import sys
-
 from jaxformer.__main__ import main
 
 if __name__ == "__main__":
-    main(["plan", *sys.argv[1:]])
+    main("plan")

@@ -7,9 +7,7 @@
 This is the command `jaxformer pretrain`; --help describes its flags.
 """
 
-import sys
-
 from jaxformer.__main__ import main
 
 if __name__ == "__main__":
-    main(["pretrain", *sys.argv[1:]])
+    main("pretrain")

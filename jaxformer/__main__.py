@@ -21,16 +21,16 @@ PROGRAMS = {
 }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the program that the first argument names, with the others; without any list them."""
-    name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+def main(*program: str) -> None:
+    """Run a program, by default the first argument's, with the arguments; without any list them."""
+    name, *arguments = [*program, *sys.argv[1:]] or ["--help"]
     if name in ("-h", "--help"):
         root = Path(__file__).parent
         paths = {k: root / f"{x.replace('.', '/')}.py" for k, x in PROGRAMS.items()}
         print(program_list({own_command(k): path for k, path in paths.items()}))
     elif name in PROGRAMS:
         prepare_imports()
-        importlib.import_module(f"jaxformer.{PROGRAMS[name]}").main(others)
+        importlib.import_module(f"jaxformer.{PROGRAMS[name]}").main(arguments)
     else:
         hint = did_you_mean(name, PROGRAMS)
         exit_with_error(f"There is no program {name!r}.{hint} Programs: {', '.join(PROGRAMS)}.")

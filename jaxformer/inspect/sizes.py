@@ -9,6 +9,7 @@ from jaxtyping import Int
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.checks import require_count
+from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.parallel.sharding import flatten_to_paths
 
 
@@ -63,11 +64,6 @@ def format_parameters(params: Any) -> str:
     path, shape, count, share = (max(map(len, column)) for column in zip(*cells, strict=True))
     lines = [f"{a:<{path}}  {b:>{shape}}  {n:>{count}}  {s:>{share}}" for a, b, n, s in cells]
     return "\n".join(lines)
-
-
-def format_bytes(size: int) -> str:
-    """Bytes as MB or GB."""
-    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
 
 
 def check_bytes(what: str, needed: int, max_bytes: int, advice: str) -> None:

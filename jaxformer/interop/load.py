@@ -37,6 +37,7 @@ from jaxformer.json_files import read_json
 from jaxformer.layers.layouts import Layout, decoding_layout
 from jaxformer.layers.parameters import storage_dtype
 from jaxformer.parallel import check_divisible, parameter_shardings, put_sharded
+from jaxformer.parallel.plan_report import format_bytes
 
 LOG = logging.getLogger("jaxformer")
 PROGRESS_MIN_BYTES = 1 << 30
@@ -276,7 +277,7 @@ def _modules(names: list[str], stored: Mapping[str, files.StoredTensor]) -> str:
         parts = name.removeprefix("model.").split(".")
         module = ".".join(parts[:3] if parts[0] == "layers" else parts[:1])
         sizes[module] = sizes.get(module, 0) + stored[name].nbytes
-    return ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in sizes.items())
+    return ", ".join(f"{name} ({format_bytes(size)})" for name, size in sizes.items())
 
 
 def _resolve_tied_head(

@@ -52,7 +52,7 @@ def test_the_text_part_is_the_text_model(name, kind, prefix, options, tmp_path, 
         )
     assert config == expected
     jax.tree.map(np.testing.assert_array_equal, params, text)
-    assert "visual (0.0 MB), multi_modal_projector (0.0 MB)" in caplog.text
+    assert "visual (60 B), multi_modal_projector (28 B)" in caplog.text
     save_pretrained(tmp_path / "saved", config, params)
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert saved["model_type"] == expected.model_type
