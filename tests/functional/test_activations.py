@@ -40,7 +40,7 @@ GATED = {name: (jax.jit(gated), activation) for name, (gated, activation) in GAT
 @pytest.mark.parametrize("name", sorted({*ELEMENTWISE} & {*GOLDEN}))
 def test_activations_match_torch(name):
     """inventory row 18: swish is x * sigmoid(x), torch's silu; and every other activation."""
-    y = ELEMENTWISE[name](jnp.asarray(GOLDEN["x"]))
+    y = ELEMENTWISE[name](np.asarray(GOLDEN["x"]))
     np.testing.assert_allclose(y, GOLDEN[name], rtol=1e-5, atol=1e-6)
 
 
@@ -75,7 +75,7 @@ def test_gelu_is_exact_unless_asked():
 @settings(max_examples=20, deadline=None)
 @given(x=st.floats(-20, 20, width=32))
 def test_activations_obey_their_symmetries(x):
-    x = jnp.float32(x)
+    x = np.float32(x)
     np.testing.assert_allclose(F.sigmoid(x) + F.sigmoid(-x), 1.0, rtol=1e-6)
     for even in (F.silu, F.gelu, F.quick_gelu, F.relu):  # each is x * f(x) with f(x) + f(-x) = 1
         np.testing.assert_allclose(even(x) - even(-x), x, rtol=1e-5, atol=1e-6)
@@ -129,7 +129,7 @@ def test_gated_units_activate_the_first_argument_only(name, normal):
 
 def test_glu_against_the_one_array_forms():
     """inventory row 16: torch's and jax's glu take one array and activate its second half."""
-    value, gate = jnp.asarray(GOLDEN["x"][::-1]), jnp.asarray(GOLDEN["x"])
+    value, gate = np.asarray(GOLDEN["x"][::-1]), np.asarray(GOLDEN["x"])
     np.testing.assert_allclose(F.glu(gate, value), GOLDEN["glu"], rtol=1e-6)
     np.testing.assert_array_equal(F.glu(gate, value), jax.nn.glu(np.concatenate([value, gate])))
 
@@ -183,12 +183,12 @@ def test_a_gated_layer_of_two_thirds_the_width_has_as_many_parameters():
     wide = [(D, hidden), (D, hidden), (hidden, D)]
     size = lambda kernels: sum(map(math.prod, kernels))  # noqa: E731
     assert size(gated) == size(plain) and size(wide) == 1.5 * size(plain)
-    y = F.swiglu(*(F.linear(jnp.ones((5, D)), jnp.ones(shape)) for shape in gated[:2]))
-    assert F.linear(y, jnp.ones(gated[2])).shape == (5, D)
+    y = F.swiglu(*(F.linear(np.ones((5, D)), np.ones(shape)) for shape in gated[:2]))
+    assert F.linear(y, np.ones(gated[2])).shape == (5, D)
 
 
 def test_clamped_geglu_by_hand():
-    gate, value = jnp.array([1.0, 5.0, -3.0, 2.0]), jnp.array([0.5, -9.0, 9.0, -1.0])
+    gate, value = np.array([1.0, 5.0, -3.0, 2.0]), np.array([0.5, -9.0, 9.0, -1.0])
     quick = lambda x: x / (1 + np.exp(-1.702 * x))  # noqa: E731
     expected = [quick(1.0) * 1.5, quick(4.0) * -3.0, quick(-3.0) * 5.0, 0.0]
     np.testing.assert_allclose(F.clamped_geglu(gate, value, limit=4.0), expected, rtol=1e-6)
@@ -204,12 +204,12 @@ def test_xielu_is_the_integral_of_elu():
     steep, bent = softplus(alpha_p), 0.4 + softplus(alpha_n)
     wide = x.astype(np.float64)
     expected = np.where(x > 0, steep * wide**2, bent * (np.expm1(wide) - wide)) + 0.4 * wide
-    y = F.xielu(jnp.asarray(x), jnp.asarray(alpha_p), jnp.asarray(alpha_n), beta=0.4)
+    y = F.xielu(np.asarray(x), np.asarray(alpha_p), np.asarray(alpha_n), beta=0.4)
     np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
     slope = jax.vmap(jax.grad(lambda v: F.xielu(v, alpha_p[0], alpha_n[0], beta=0.4)))
     expected = 0.4 + np.where(x > 0, 2 * steep * wide, bent * np.expm1(wide))
-    np.testing.assert_allclose(slope(jnp.asarray(x)), expected, rtol=1e-5, atol=1e-6)
-    large = F.xielu(jnp.array([1e4, -1e4]), jnp.asarray(alpha_p), jnp.asarray(alpha_n))
+    np.testing.assert_allclose(slope(np.asarray(x)), expected, rtol=1e-5, atol=1e-6)
+    large = F.xielu(np.array([1e4, -1e4]), np.asarray(alpha_p), np.asarray(alpha_n))
     assert np.isfinite(large).all()
 
 
@@ -251,10 +251,10 @@ def test_gated_units_gradient_is_the_difference_quotient(name):
 @settings(max_examples=20, deadline=None)
 @given(x=st.floats(-1e4, 1e4, width=32), cap=st.floats(1.0, 100.0))
 def test_soft_cap_is_bounded_odd_and_never_amplifies(x, cap):
-    y = F.soft_cap(jnp.float32(x), cap)
+    y = F.soft_cap(np.float32(x), cap)
     np.testing.assert_allclose(y, cap * np.tanh(x / cap), rtol=1e-5, atol=1e-6)
     assert np.abs(y) <= min(abs(x), cap) * (1 + 1e-6)
-    assert F.soft_cap(jnp.float32(-x), cap) == -y
+    assert F.soft_cap(np.float32(-x), cap) == -y
 
 
 def test_soft_cap_is_the_identity_near_zero_and_flat_far_away():
@@ -262,8 +262,8 @@ def test_soft_cap_is_the_identity_near_zero_and_flat_far_away():
     slope = jax.grad(lambda x: F.soft_cap(x, 30.0))
     np.testing.assert_allclose([slope(0.0), slope(1e6)], [1.0, 0.0])
     for dtype in ("bfloat16", "float16"):
-        y = F.soft_cap(jnp.array([-6e4, 6e4], dtype), 50.0)
+        y = F.soft_cap(np.array([-6e4, 6e4], dtype), 50.0)
         assert y.dtype == dtype
         np.testing.assert_array_equal(y.astype("float32"), [-50.0, 50.0])
     with pytest.raises(ValueError, match="cap must be positive; got -50.0"):
-        F.soft_cap(jnp.zeros(3), -50.0)
+        F.soft_cap(np.zeros(3), -50.0)

@@ -139,11 +139,11 @@ def test_attention_form_is_rotated_values_with_decaying_weights():
     one_head = THETA[0]
     at = np.arange(T)
     weights = np.tril(0.9 ** (at[:, None] - at[None, :]).clip(0).astype(float))
-    turns = F.rope_rotations(jnp.arange(T), one_head)
+    turns = F.rope_rotations(np.arange(T), one_head)
     turned = F.rotate(VALUE[0], turns)
     mixed = np.einsum("ts,snh->tnh", weights, np.asarray(turned))
     expected = F.rotate(np.float32(mixed), jnp.conj(turns))
-    actual = F.decay_attention(VALUE[0], jnp.full(N, 0.9), jnp.stack([one_head] * N))
+    actual = F.decay_attention(VALUE[0], np.full(N, 0.9), jnp.stack([one_head] * N))
     np.testing.assert_allclose(actual, expected, atol=2e-5)
     np.testing.assert_allclose(actual[0], VALUE[0, 0], atol=1e-6)
     assert weights[-1].sum() > 1
@@ -153,15 +153,15 @@ def test_attention_form_is_rotated_values_with_decaying_weights():
 def test_no_angle_is_an_angle_of_zero(form):
     """inventory row 77: theta = 0 is the real recurrence."""
     real, _ = run(VALUE, GAMMA, form=form)
-    zero, _ = run(VALUE, GAMMA, jnp.zeros((N, C)), form=form)
+    zero, _ = run(VALUE, GAMMA, np.zeros((N, C)), form=form)
     np.testing.assert_allclose(zero, real, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_known_values(form):
     """inventory row 77: gamma = 1/2, a quarter turn: h = v_2 - i v_1 / 2 - v_0 / 4."""
-    value = jnp.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])[:, None]
-    output, state = run(value, jnp.array([0.5]), jnp.array([[np.pi / 2]], jnp.float32), form=form)
+    value = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])[:, None]
+    output, state = run(value, np.array([0.5]), np.array([[np.pi / 2]], jnp.float32), form=form)
     np.testing.assert_allclose(output[:, 0], [[1, 0], [2, -0.5], [2.75, -1]], atol=1e-6)
     np.testing.assert_allclose(state[0], [2.75, -1], atol=1e-6)
 
@@ -272,7 +272,7 @@ def test_padding_passes_the_state_on(method):
 def test_padding_between_documents(method):
     """Padding ends no document, whatever its number; the token after it may begin one. What comes
     before the first token does not keep it from the state that there was."""
-    numbers = jnp.array([9, 1, 1, 9, 1, 9, 9, 2, 2])
+    numbers = np.array([9, 1, 1, 9, 1, 9, 9, 2, 2])
     real, value, start = numbers < 9, VALUE[0, :9], draw(N, 2 * C, seed=3)
     go = functools.partial(run, gamma=GAMMA, theta=THETA, form=method, initial_state=start)
     output, state = go(value, segments=numbers, valid=real)
@@ -287,7 +287,7 @@ def test_padding_between_documents(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_reading_in_parts(method, parts):
     """The state of one part begins the next."""
-    text, state, outputs = VALUE[:, :6], jnp.zeros((B, N, 2 * C)), []
+    text, state, outputs = VALUE[:, :6], np.zeros((B, N, 2 * C)), []
     whole, last, _ = by_hand(text, GAMMA, THETA, text)
     for part in jnp.split(text, np.cumsum(parts)[:-1], axis=1):
         output, state = run(part, GAMMA, THETA, form=method, initial_state=state)
@@ -318,7 +318,7 @@ def test_long_texts(form):
     the 1 / (1 - gamma) tokens that are remembered."""
     length = 4096
     value, weight = draw(length, 2, 2), draw(length, 2, 2, seed=1)
-    gamma, theta = jnp.array([0.5, 0.999]), jnp.array([[2.9], [0.7]])
+    gamma, theta = np.array([0.5, 0.999]), np.array([[2.9], [0.7]])
     function = functools.partial(run, form=form, chunk=64)
     output, _, gradients = everything(function, (value, gamma, theta), weight)
     expected, _, gradients_64 = by_hand(value, gamma, theta, weight)
@@ -335,7 +335,7 @@ def test_long_texts(form):
 def test_a_decay_of_zero_and_of_one(form):
     """All is forgotten, and nothing is; of 0 ** n the slope is 1 for n = 1 and else 0."""
     value = VALUE[:, :5, :2]
-    gamma = jnp.array([0.0, 1.0])
+    gamma = np.array([0.0, 1.0])
 
     def of(value, gamma):
         output = run(value, gamma, form=form)[0]
@@ -382,7 +382,7 @@ def test_memory_is_linear_in_time(method):
         equations = jax.make_jaxpr(function)(shapes).eqns
         return max(v.aval.size for e in equations for v in e.outvars)
 
-    gamma = jnp.array([0.5])
+    gamma = np.array([0.5])
     linear = lambda value: functional.linear_recurrence(value, gamma, method=method, chunk_size=8)  # noqa: E731
     assert largest(linear, 512) == 2 * largest(linear, 256) < 512 * 16
     square = lambda value: functional.decay_attention(value, gamma)  # noqa: E731
@@ -427,8 +427,8 @@ def test_rates_of_retnet():
 
 @pytest.mark.slow
 def test_gain_keeps_the_variance_of_independent_values():
-    rates = F.decay_rates(jnp.array([0.0, 2.0, 4.0]))
-    output, _ = F.linear_recurrence(draw(20_000, 3, 2), rates.gamma, jnp.ones((3, 1)))
+    rates = F.decay_rates(np.array([0.0, 2.0, 4.0]))
+    output, _ = F.linear_recurrence(draw(20_000, 3, 2), rates.gamma, np.ones((3, 1)))
     spread = np.std(output[500:], axis=0) * np.asarray(rates.gain)[:, None]
     np.testing.assert_allclose(spread, 1, atol=0.1)
     assert np.std(output[500:, 2]) > 4
@@ -436,16 +436,16 @@ def test_gain_keeps_the_variance_of_independent_values():
 
 def test_outputs_are_bounded():
     """The worst text says the same all the time; then the output reaches the bound, and no more."""
-    rates = F.decay_rates(jnp.array([2.0]))
+    rates = F.decay_rates(np.array([2.0]))
     gamma = float(rates.gamma[0])
     bound = np.sqrt((1 + gamma) / (1 - gamma))
-    output, _ = F.linear_recurrence(jnp.ones((200, 1, 1)), rates.gamma)
+    output, _ = F.linear_recurrence(np.ones((200, 1, 1)), rates.gamma)
     assert 0.999 * bound < float(output[-1, 0, 0] * rates.gain[0]) < bound * (1 + 1e-5)
     np.testing.assert_allclose(np.sqrt((1 + 4095 / 4096) / (1 / 4096)), 90.5, atol=0.1)
 
 
 def test_rates_are_finite_everywhere():
-    logits = jnp.array([-300.0, -90.0, 0.0, 20.0, 90.0, 300.0])
+    logits = np.array([-300.0, -90.0, 0.0, 20.0, 90.0, 300.0])
     of = lambda x: jnp.stack(F.decay_rates(x)).sum()  # noqa: E731
     rates, slopes = F.decay_rates(logits), jax.grad(of)(logits)
     assert all(np.all((x >= 0) & (x <= 1)) for x in rates)
@@ -461,14 +461,14 @@ def test_complex_decay_counts_modulo_a_number():
     turns by 2 pi / 5 holds the time modulo 5 for as long as one likes. States of real decays only
     fall: the best linear reading of eight of them is no better than a guess."""
     length, modulus = 400, 5
-    impulse = jnp.zeros((length, 1, 2)).at[0, 0, 0].set(1)
-    theta = jnp.array([[2 * np.pi / modulus]], jnp.float32)
-    h, _ = F.linear_recurrence(impulse, jnp.array([1.0]), theta)
+    impulse = np.zeros((length, 1, 2)).at[0, 0, 0].set(1)
+    theta = np.array([[2 * np.pi / modulus]], jnp.float32)
+    h, _ = F.linear_recurrence(impulse, np.array([1.0]), theta)
     angle = -np.arctan2(h[:, 0, 1], h[:, 0, 0]) * modulus / (2 * np.pi)
     np.testing.assert_array_equal(np.rint(angle) % modulus, np.arange(length) % modulus)
 
-    gamma = 1 - 2.0 ** -jnp.arange(1.0, 9)
-    fading, _ = F.linear_recurrence(jnp.zeros((length, 8, 1)).at[0].set(1), gamma)
+    gamma = 1 - 2.0 ** -np.arange(1.0, 9)
+    fading, _ = F.linear_recurrence(np.zeros((length, 8, 1)).at[0].set(1), gamma)
     states, wanted = np.asarray(fading[..., 0]), np.eye(modulus)[np.arange(length) % modulus]
     readings, *_ = np.linalg.lstsq(states, wanted, rcond=None)
     right = (states @ readings).argmax(axis=-1) == np.arange(length) % modulus
@@ -481,9 +481,9 @@ def test_complex_decay_counts_modulo_a_number():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        ((jnp.array([0.5, 1.5, 0.5]), THETA), {}, r"gamma must be in \[0, 1\]; got 1.5"),
-        ((jnp.array([0.5, -0.1, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got -0.1"),
-        ((jnp.array([0.5, jnp.nan, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got nan"),
+        ((np.array([0.5, 1.5, 0.5]), THETA), {}, r"gamma must be in \[0, 1\]; got 1.5"),
+        ((np.array([0.5, -0.1, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got -0.1"),
+        ((np.array([0.5, jnp.nan, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got nan"),
         (
             (GAMMA[:2], THETA),
             {},

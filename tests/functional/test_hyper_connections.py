@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import functional as F
+from tests.functional.jitted_functions import F
 
 B, T, N, D = 2, 3, 3, 5
 

@@ -75,6 +75,7 @@ def draw_documents(seed=0, *, rows=CASES, length=T):
 
 @DECAYS
 @RULES
+@pytest.mark.slow(but=["sum-per head", "delta rule-per feature"])
 def test_every_form_is_the_loop(features, delta_rule):
     """50 cases each: packed documents, padding, a state that goes on."""
     x, documents = draw(features=features), draw_documents()

@@ -89,10 +89,10 @@ def test_the_gradient_of_tokens_is_gathered_and_summed_in_float32():
     """A scatter-add would sum a token's eight parts in bfloat16, on a GPU in any order."""
     top_k, scales = 8, jnp.asarray(RNG.normal(size=8), jnp.bfloat16)
     routing = F.route(draw(R, 8), top_k=top_k)
-    upward = jnp.asarray(draw(R, D), jnp.bfloat16)
+    upward = np.asarray(draw(R, D), jnp.bfloat16)
 
     def scaled(rows, sizes):
-        expert = jnp.sum(jnp.arange(len(rows))[:, None] >= jnp.cumsum(sizes)[None], axis=-1)
+        expert = jnp.sum(np.arange(len(rows))[:, None] >= jnp.cumsum(sizes)[None], axis=-1)
         return rows * scales[expert][:, None]
 
     def gradient(x):
@@ -100,11 +100,11 @@ def test_the_gradient_of_tokens_is_gathered_and_summed_in_float32():
             upward
         )[0]
 
-    x = jnp.asarray(draw(R, D), jnp.bfloat16)
+    x = np.asarray(draw(R, D), jnp.bfloat16)
     assert "scatter" not in str(jax.make_jaxpr(gradient)(x))
     weights, parts = np.asarray(routing.weights, np.float64), np.float64(scales)[routing.expert_ids]
-    of_rows = jnp.asarray(weights[..., None] * np.float64(upward)[:, None], jnp.bfloat16)
-    of_rows = jnp.asarray(np.float64(of_rows) * parts[..., None], jnp.bfloat16)  # as it is stored
+    of_rows = np.asarray(weights[..., None] * np.float64(upward)[:, None], jnp.bfloat16)
+    of_rows = np.asarray(np.float64(of_rows) * parts[..., None], jnp.bfloat16)  # as it is stored
     expected = np.float64(of_rows).sum(1)
     np.testing.assert_allclose(np.float64(gradient(x)), expected, rtol=2**-8, atol=1e-6)
 
@@ -170,7 +170,7 @@ def test_a_router_chooses_by_biased_scores_in_the_best_groups(score, groups, kep
 
 
 def test_the_bias_of_the_choice_has_no_gradient_and_no_weight():
-    bias = jnp.float32([0.0, 0.0, 5.0, 0.0])
+    bias = np.float32([0.0, 0.0, 5.0, 0.0])
 
     def weights(logits, bias):
         routing = F.route(logits, top_k=1, selection_bias=bias, renormalise=False)
@@ -220,13 +220,13 @@ def test_an_expert_takes_the_first_tokens_of_each_row(capacity):
 
 
 def test_what_an_expert_does_not_take_has_no_gradient():
-    ids = jnp.asarray([[1], [1], [0], [1]])
+    ids = np.asarray([[1], [1], [0], [1]])
     gradient = jax.grad(
         lambda w: jnp.sum(F.drop_late_tokens(ids, w, num_experts=2, capacity=2) ** 2)
-    )(jnp.full((4, 1), 0.5))
+    )(np.full((4, 1), 0.5))
     np.testing.assert_array_equal(gradient, [[1], [1], [1], [0]])
     with pytest.raises(ValueError, match="capacity must be at least 1; got 0"):
-        F.drop_late_tokens(ids, jnp.ones((4, 1)), num_experts=2, capacity=0)
+        F.drop_late_tokens(ids, np.ones((4, 1)), num_experts=2, capacity=0)
 
 
 def mixed_by_hand(logits, top_k, jitter):
@@ -259,13 +259,13 @@ def test_sparse_mixer_weighs_one_expert_after_another_among_its_rivals(top_k, ji
 
 def test_rivals_of_a_sparse_mixer():
     """By hand: 3 of 4 is a quarter away, 2 of 4 a half; below 0 the larger magnitude divides."""
-    logits = jnp.log(2.0) * jnp.float32([[4, 3, 2, -9], [-4, -3, -2, -9]])
+    logits = jnp.log(2.0) * np.float32([[4, 3, 2, -9], [-4, -3, -2, -9]])
     routing = F.sparse_mixer(logits, top_k=2, jitter=0.125)
     np.testing.assert_array_equal(routing.expert_ids, [[0, 1], [2, 1]])
     np.testing.assert_allclose(routing.weights, [[16 / 24, 1], [1, 8 / 12]], rtol=1e-6)
     routing = F.sparse_mixer(logits, top_k=2, jitter=0.17)  # 2 of 3, and -3 of -2: a third
     np.testing.assert_allclose(routing.weights, [[16 / 24, 8 / 12], [4 / 6, 8 / 12]], rtol=1e-6)
-    equal = F.sparse_mixer(jnp.zeros((1, 4)), top_k=2, jitter=0.01)
+    equal = F.sparse_mixer(np.zeros((1, 4)), top_k=2, jitter=0.01)
     np.testing.assert_allclose(equal.weights, [[1 / 4, 1 / 3]])
     with pytest.raises(ValueError, match="top_k must be from 1 to .* 4; got 5"):
         F.sparse_mixer(logits, top_k=5, jitter=0.1)
@@ -274,10 +274,10 @@ def test_rivals_of_a_sparse_mixer():
 
 
 def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
-    logits = jnp.log(2.0) * jnp.float32([4, 3, 2, -9])
+    logits = jnp.log(2.0) * np.float32([4, 3, 2, -9])
     gradient = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.125).weights[0])(logits)
     np.testing.assert_allclose(gradient, [2 / 9, -2 / 9, 0, 0], atol=1e-6)
-    zero = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.1).weights[1])(jnp.zeros(3))
+    zero = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.1).weights[1])(np.zeros(3))
     np.testing.assert_allclose(zero, [0, 1 / 4, -1 / 4], atol=1e-6)
 
 
@@ -316,10 +316,10 @@ def totals(logits, mask=None, top_k=2, **options):
 
 
 def test_an_even_load_costs_one_and_a_collapsed_one_the_number_of_experts():
-    even = jnp.asarray(np.eye(E) * 30 + np.roll(np.eye(E), 1, axis=1) * 30)[None]
+    even = np.asarray(np.eye(E) * 30 + np.roll(np.eye(E), 1, axis=1) * 30)[None]
     loss = F.load_balance_loss(totals(even))
     np.testing.assert_allclose(loss, 1, rtol=1e-5)
-    all_to_one = jnp.broadcast_to(jnp.asarray([50.0, 0, 0, 0]), (1, R, E))
+    all_to_one = np.broadcast_to(np.asarray([50.0, 0, 0, 0]), (1, R, E))
     only = F.load_balance_loss(totals(all_to_one, top_k=1))
     np.testing.assert_allclose(only, E, rtol=1e-5)
 
@@ -338,7 +338,7 @@ def test_losses_are_those_of_the_papers():
 
 def test_flat_tokens_have_the_totals_of_rows():
     """As other libraries have a router's logits: [tokens, experts]."""
-    logits, mask = draw(2, R, E), jnp.asarray(RNG.random((2, R)) > 0.4)
+    logits, mask = draw(2, R, E), np.asarray(RNG.random((2, R)) > 0.4)
     flat = logits.reshape(-1, E)
     for counted, in_flat in ((None, None), (mask, mask.reshape(-1))):
         for a, b in zip(totals(flat, in_flat), totals(logits, counted), strict=True):
@@ -375,7 +375,7 @@ def test_losses_are_of_totals(loss):
 
 def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
     logits = draw(3, 2, R, E)  # three layers
-    mask = jnp.asarray(RNG.random((2, R)) > 0.4)
+    mask = np.asarray(RNG.random((2, R)) > 0.4)
     whole = totals(logits, mask)
     parts = [totals(logits[:, i : i + 1], mask[i : i + 1]) for i in range(2)]
     for a, b in zip(jax.tree.map(jnp.add, *parts), whole, strict=True):
@@ -391,7 +391,7 @@ def test_only_probabilities_pass_the_gradient_of_the_balance():
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     share = np.bincount(np.argsort(-logits, axis=-1)[:, :2].ravel(), minlength=E) / (2 * R)
     expected = E / R * p * (share - (p @ share)[:, None])
-    gradient = jax.grad(lambda x: F.load_balance_loss(totals(x[None])))(jnp.float32(logits))
+    gradient = jax.grad(lambda x: F.load_balance_loss(totals(x[None])))(np.float32(logits))
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
@@ -413,7 +413,7 @@ def test_gradients_of_small_scores_are_those_of_float64(logit):
     def loss(x):
         return jnp.sum(F.route(x, top_k=2, score="sigmoid").weights[0] * slope.astype(np.float32))
 
-    gradient = jax.grad(loss)(jnp.asarray(logits))
+    gradient = jax.grad(loss)(np.asarray(logits))
     scores = 1 / (1 + np.exp(-np.float64(logits[0])))
     chosen = [1, 0]
     s, total = scores[chosen], scores[chosen].sum()
@@ -424,8 +424,8 @@ def test_gradients_of_small_scores_are_those_of_float64(logit):
         expected[expert] = np.sum(slope * by_weight) * s[i] * (1 - s[i])
     np.testing.assert_allclose(gradient[0], expected, rtol=1e-5, atol=1e-30)
     totals = jax.grad(
-        lambda x: F.router_totals(x, jnp.array([[0, 1]]), score="sigmoid").probability_sums[0]
-    )(jnp.asarray(logits))
+        lambda x: F.router_totals(x, np.array([[0, 1]]), score="sigmoid").probability_sums[0]
+    )(np.asarray(logits))
     probabilities = scores / scores.sum()
     expected = probabilities[0] * (1 - scores) * ((np.arange(4) == 0) - probabilities)
     np.testing.assert_allclose(totals[0], expected, rtol=1e-5)

@@ -45,7 +45,7 @@ def test_layer_norm_matches_the_formula_in_float64(normal):
 
 def test_layer_norm_commutes_with_any_order_of_tokens(normal):
     """inventory row 8: permuting the tokens permutes the result and nothing else."""
-    x, order = normal(5, 7), jnp.array([3, 0, 4, 1, 2])
+    x, order = normal(5, 7), np.array([3, 0, 4, 1, 2])
     np.testing.assert_array_equal(F.layer_norm(x[order]), F.layer_norm(x)[order])
 
 
@@ -61,7 +61,7 @@ def test_layer_norm_survives_a_mean_far_above_the_spread(normal):
 
 def test_layer_norm_takes_eps_as_torch_does_and_not_as_flax_does():
     """inventory row 8: the default is torch's 1e-5; Flax's 1e-6 is another function."""
-    x = jnp.array([1e-3, -2e-3, 3e-3, 1e-3])
+    x = np.array([1e-3, -2e-3, 3e-3, 1e-3])
     assert np.max(np.abs(F.layer_norm(x) - F.layer_norm(x, eps=1e-6))) > 0.1
     np.testing.assert_allclose(F.layer_norm(x), layer_norm_64(x, 1.0, 0.0, 1e-5), rtol=1e-5)
 
@@ -74,7 +74,7 @@ def test_layer_norm_does_not_know_the_length_of_the_sequence(normal):
 
 def test_layer_norm_is_per_token_not_per_sample(normal):
     """inventory row 125: the document drops the time index; mu belongs to (sample, step)."""
-    x = normal(2, 5, 7) + jnp.arange(5.0)[None, :, None]
+    x = normal(2, 5, 7) + np.arange(5.0)[None, :, None]
     per_sample = layer_norm_64(x.reshape(2, 35), 1.0, 0.0).reshape(2, 5, 7)
     np.testing.assert_allclose(np.mean(F.layer_norm(x), -1), 0.0, atol=1e-6)
     np.testing.assert_allclose(np.var(F.layer_norm(x), -1), 1.0, rtol=1e-4)
@@ -104,7 +104,7 @@ def test_rms_norm_matches_the_formula_in_float64(normal):
 
 def test_rms_norm_where_eps_stands_shows_on_small_vectors():
     """inventory row 11: inside 0.45883, outside 0.51613 at 1e-3; equal to 4e-7 at size 1."""
-    x = jnp.array([1.0, -2.0, 3.0, 1.0])
+    x = np.array([1.0, -2.0, 3.0, 1.0])
     small = 1e-3 * x
     outside = F.rms_norm(small, eps_position="outside")
     np.testing.assert_allclose(F.rms_norm(small)[0], 0.458831, atol=1e-6)
@@ -128,7 +128,7 @@ def test_rms_norm_saves_traffic_not_floating_point_operations():
     Compiled for a CPU at D = 4096: layer_norm takes 8 FLOPs per number, rms_norm 4, the smallest
     matrix product beside them 8192. What halves is the memory traffic: 6 numbers against 3.
     """
-    x, vector, kernel = jnp.zeros((16, 4096)), jnp.zeros(4096), jnp.zeros((4096, 4096))
+    x, vector, kernel = np.zeros((16, 4096)), np.zeros(4096), np.zeros((4096, 4096))
 
     def cost(function, *arguments):
         analysis = jax.jit(function).lower(*arguments).compile().cost_analysis()
@@ -173,15 +173,15 @@ def test_norms_take_one_gain_per_head(norm, normal):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_norms_keep_dtype_and_survive_large_values(norm, dtype):
-    x = jnp.tile(jnp.array([1e4, -1e4], dtype), 32)  # 1e4 ** 2 overflows float16
-    y = norm(x, jnp.ones(64, "float32"), jnp.zeros(64, dtype))
+    x = np.tile(np.array([1e4, -1e4], dtype), 32)  # 1e4 ** 2 overflows float16
+    y = norm(x, np.ones(64, "float32"), np.zeros(64, dtype))
     assert y.dtype == dtype
     np.testing.assert_allclose(np.abs(y.astype("float32")), 1.0, rtol=1e-3)
 
 
 def test_norms_have_the_slope_of_their_formula_at_zero():
     def slope(name):
-        return jax.jit(jax.jacobian(lambda x: NORMS[name](x, eps=1e-4)))(jnp.zeros(5))
+        return jax.jit(jax.jacobian(lambda x: NORMS[name](x, eps=1e-4)))(np.zeros(5))
 
     np.testing.assert_allclose(slope("layer_norm"), 100 * (np.eye(5) - 0.2), rtol=1e-5)
     np.testing.assert_allclose(slope("rms_norm"), 100 * np.eye(5), rtol=1e-5)
@@ -197,7 +197,7 @@ def test_norms_gradient_is_the_difference_quotient(norm, normal):
 
 def test_rms_norm_names_the_bad_place_of_eps(no_checks_of_annotations):
     with pytest.raises(ValueError, match="eps_position must be one of .*'outside'.*; got 'under'"):
-        F.rms_norm(jnp.ones(3), eps_position="under")
+        F.rms_norm(np.ones(3), eps_position="under")
 
 
 def batch_norm_64(x, axes, eps=1e-5):
@@ -223,7 +223,7 @@ def test_batch_norm_matches_the_formula_in_float64(normal, over, axes):
 
 def test_batch_norm_pooled_is_not_per_step(normal):
     """inventory row 124: a drift over time survives pooling and is erased per step."""
-    x = normal(5, 3, 2) + 5.0 * jnp.arange(3.0)[None, :, None]
+    x = normal(5, 3, 2) + 5.0 * np.arange(3.0)[None, :, None]
     per_step, _ = batch_norm(x, over="step")
     pooled, _ = batch_norm(x, over="pooled")
     np.testing.assert_allclose(np.mean(per_step, 0), 0.0, atol=1e-5)
@@ -233,7 +233,7 @@ def test_batch_norm_pooled_is_not_per_step(normal):
 def test_batch_norm_matches_torch_through_training_and_evaluation():
     """inventory row 124: two training steps, running statistics and evaluation of BatchNorm1d."""
     scale, bias = golden("batch_norm", "scale"), golden("batch_norm", "bias")
-    running = F.BatchStatistics(jnp.zeros(2), jnp.ones(2))
+    running = F.BatchStatistics(np.zeros(2), np.ones(2))
     for name, expected in zip(["first", "second"], GOLDEN["batch_norm"]["outputs"], strict=True):
         y, running = batch_norm(golden("batch_norm", name), scale, bias, running=running)
         np.testing.assert_allclose(y, expected, atol=1e-5)
@@ -255,7 +255,7 @@ def test_batch_norm_inference_with_the_batchs_own_statistics(normal, over):
 @pytest.mark.parametrize("over", ["step", "pooled"])
 def test_batch_norm_of_a_padded_batch_sees_the_real_tokens_only(normal, over):
     x, padding = normal(5, 3, 2), 100.0 * normal(2, 3, 2)
-    mask = jnp.broadcast_to((jnp.arange(7) < 5)[:, None], (7, 3))
+    mask = np.broadcast_to((np.arange(7) < 5)[:, None], (7, 3))
     y, statistics = batch_norm(x, over=over)
     padded, masked = batch_norm(jnp.concatenate([x, padding]), over=over, mask=mask)
     np.testing.assert_allclose(padded[:5], y, atol=1e-5)
@@ -269,8 +269,8 @@ def test_batch_norm_of_one_value_is_refused_or_leaves_the_statistics_alone(norma
         batch_norm(x, over="step")
     with pytest.raises(ValueError, match="a batch of 1 and 1 time steps with over='pooled'"):
         batch_norm(x[:, :1])
-    running = F.BatchStatistics(jnp.full((3, 2), 7.0), jnp.full((3, 2), 9.0))
-    mask = jnp.array([[True, True, False], [False, True, False]])
+    running = F.BatchStatistics(np.full((3, 2), 7.0), np.full((3, 2), 9.0))
+    mask = np.array([[True, True, False], [False, True, False]])
     y, moved = batch_norm(normal(2, 3, 2), running=running, over="step", mask=mask)
     np.testing.assert_array_equal(moved.mean[np.array([0, 2])], 7.0)
     np.testing.assert_array_equal(moved.var[np.array([0, 2])], 9.0)
@@ -293,7 +293,7 @@ def test_layer_norm_of_a_sample_ignores_its_batch_and_batch_norm_does_not(normal
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.slow(but=["float16", "float32"])
 def test_batch_norm_keeps_dtype_and_survives_large_values(dtype):
-    x = jnp.tile(jnp.array([[[1e4]], [[-1e4]]], dtype), (1, 3, 2))
+    x = np.tile(np.array([[[1e4]], [[-1e4]]], dtype), (1, 3, 2))
     y, statistics = batch_norm(x)
     assert y.dtype == dtype and statistics.mean.dtype == statistics.var.dtype == "float32"
     np.testing.assert_allclose(np.abs(y.astype("float32")), 1.0, rtol=1e-3)
@@ -310,7 +310,7 @@ def test_batch_norm_output_does_not_move_along_a_shift_of_its_input(normal):
 
 @pytest.mark.parametrize("eps", [-1.0, math.nan])
 def test_norms_name_the_bad_eps(eps):
-    x, running = jnp.ones((2, 3, 4)), F.BatchStatistics(jnp.zeros(4), jnp.ones(4))
+    x, running = np.ones((2, 3, 4)), F.BatchStatistics(np.zeros(4), np.ones(4))
     calls = F.layer_norm, F.rms_norm, F.batch_norm, partial(F.batch_norm_inference, running=running)
     for call in calls:
         with pytest.raises(ValueError, match=f"eps must be at least 0; got {eps}"):
@@ -319,4 +319,4 @@ def test_norms_name_the_bad_eps(eps):
 
 def test_batch_norm_names_the_bad_axis(no_checks_of_annotations):
     with pytest.raises(ValueError, match="over must be one of .*'pooled'.*; got 'batch'"):
-        F.batch_norm(jnp.ones((2, 3, 5)), over="batch")
+        F.batch_norm(np.ones((2, 3, 5)), over="batch")

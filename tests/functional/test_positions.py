@@ -17,7 +17,7 @@ LAYOUTS = ["interleaved", "halves", "tensor2tensor"]
 
 
 def sinusoid(length, dim, **options):
-    return F.sinusoidal_positions(jnp.arange(length), dim, **options)
+    return F.sinusoidal_positions(np.arange(length), dim, **options)
 
 
 def sinusoid64(positions, dim, base=10_000.0):
@@ -33,11 +33,11 @@ def sinusoid64(positions, dim, base=10_000.0):
 def test_sinusoid_matches_the_formula_in_float64():
     """inventory row 27: even features sin, odd features cos, of pos / 10000 ** (2 i / d)."""
     positions = np.array([[0, 1, 7], [40, 2000, 3]])
-    actual = F.sinusoidal_positions(jnp.asarray(positions), 10)
+    actual = F.sinusoidal_positions(np.asarray(positions), 10)
     assert actual.shape == (2, 3, 10) and actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, sinusoid64(positions, 10), atol=2e-4)
     np.testing.assert_allclose(actual[0], sinusoid64(positions[0], 10), atol=1e-6)
-    other = F.sinusoidal_positions(jnp.asarray(positions), 10, base=50.0)
+    other = F.sinusoidal_positions(np.asarray(positions), 10, base=50.0)
     np.testing.assert_allclose(other, sinusoid64(positions, 10, base=50.0), atol=2e-4)
 
 
@@ -80,7 +80,7 @@ def test_sinusoid_documents_example():
 
 def test_sinusoid_added_to_embeddings():
     """inventory row 93: "I love AI"; 1.699 and 1.499 were printed cut from 1.69995 and 1.4998."""
-    words = jnp.array([[1.0, 0.5, -1.0, 0.3], [0.8, -0.2, 0.3, 0.7], [0.1, 0.9, -0.4, 0.5]])
+    words = np.array([[1.0, 0.5, -1.0, 0.3], [0.8, -0.2, 0.3, 0.7], [0.1, 0.9, -0.4, 0.5]])
     printed = [[1.0, 1.5, -1.0, 1.3], [1.641, 0.340, 0.310, 1.699], [1.009, 0.484, -0.380, 1.499]]
     actual = words + sinusoid(3, 4)
     np.testing.assert_allclose(actual, printed, atol=1e-3)
@@ -97,10 +97,10 @@ def test_sinusoid_of_the_second_word(dim):
 
 def test_absolute_positions_documents_example():
     """inventory row 49: "dog bites man" plus a learned vector per position."""
-    words = jnp.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
-    table = jnp.array([[9.0, 9.1, 9.2, 9.3], [8.0, 8.1, 8.2, 8.3], [7.0, 7.1, 7.2, 7.3]])
+    words = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
+    table = np.array([[9.0, 9.1, 9.2, 9.3], [8.0, 8.1, 8.2, 8.3], [7.0, 7.1, 7.2, 7.3]])
     expected = [[9.1, 9.3, 9.5, 9.7], [8.5, 8.7, 8.9, 9.1], [7.9, 8.1, 8.3, 8.5]]
-    actual = words + F.learned_positions(table, jnp.arange(3))
+    actual = words + F.learned_positions(table, np.arange(3))
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
@@ -136,13 +136,13 @@ def test_sinusoid_is_a_number_in_base_beta():
     n, d = np.arange(9), 8
     beta = 10_000.0 ** (2 / d)
     waves = [wave(n / beta**k) for k in range(d // 2) for wave in (np.cos, np.sin)]
-    actual = F.sinusoidal_positions(jnp.asarray(n), d, sin_first=False)
+    actual = F.sinusoidal_positions(np.asarray(n), d, sin_first=False)
     np.testing.assert_allclose(actual, np.stack(waves, axis=-1), atol=1e-6)
 
 
 def test_sinusoid_wavelength():
     """inventory row 105: pos / w is a phase; the frequency is 1 / w, the wavelength 2 pi w."""
-    dim, positions = 6, jnp.array([0.0, 1.0, 2.5])
+    dim, positions = 6, np.array([0.0, 1.0, 2.5])
     for i, w in enumerate(10_000.0 ** (np.arange(3) / 3)):
         later = F.sinusoidal_positions(positions + 2 * np.pi * w, dim)
         now = F.sinusoidal_positions(positions, dim)
@@ -155,7 +155,7 @@ def test_sinusoid_turns_faster_in_wider_models():
     """inventory row 106: at fixed i a larger d makes features faster: 100 positions of i = 1 turn
     74.99 radians at d = 64 and 96.47 at d = 512. What gets finer is the spacing of frequencies."""
     for dim, phase in [(64, 74.9894), (512, 96.4662)]:
-        actual = F.sinusoidal_positions(jnp.array([100]), dim)[0, 2:4]
+        actual = F.sinusoidal_positions(np.array([100]), dim)[0, 2:4]
         np.testing.assert_allclose(actual, [np.sin(phase), np.cos(phase)], atol=1e-4)
     narrow, wide = F.rope_frequencies(64), F.rope_frequencies(512)
     assert wide[1] > narrow[1] and wide[1] / wide[0] > narrow[1] / narrow[0]
@@ -208,7 +208,7 @@ def test_sinusoid_products_are_relative_until_projected(normal):
     relative = np.sum(np.cos((i - j) * 10_000.0 ** (-np.arange(4) / 4)))
     np.testing.assert_allclose(terms[3], relative, rtol=1e-5)
     np.testing.assert_allclose(table[i + shift] @ table[j + shift], relative, rtol=1e-5)
-    between = jnp.diag(jnp.eye(8)[0])  # W_q^T W_k
+    between = jnp.diag(np.eye(8)[0])  # W_q^T W_k
     before, after = (table[i + s] @ between @ table[j + s] for s in (0, shift))
     assert abs(before - after) > 0.5
 
@@ -272,7 +272,7 @@ def test_positions_to_second_order(normal):
 def test_final_embedding_is_token_plus_position(normal):
     """inventory row 103: the input of the first block is token + position, sinusoid or learned."""
     tokens, table = normal(2, 5, 6), normal(7, 6)
-    positions = jnp.array([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])  # the second row is packed
+    positions = np.array([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])  # the second row is packed
     for encode in (lambda p: F.sinusoidal_positions(p, 6), lambda p: F.learned_positions(table, p)):
         difference = tokens + encode(positions) - tokens
         np.testing.assert_allclose(difference[1, 3:], difference[0, :2], atol=1e-6)
@@ -283,9 +283,9 @@ def test_sinusoid_beyond_training():
 
     That quality falls past the training length all the same is a matter of experiment.
     """
-    table = jnp.ones((4, 6))
+    table = np.ones((4, 6))
     assert np.all(np.isnan(F.learned_positions(table, np.array([4]))))
-    far = jnp.array([4.0, 1e6, -3.0, 0.5])
+    far = np.array([4.0, 1e6, -3.0, 0.5])
     expected = sinusoid64(np.asarray(far), 6)
     np.testing.assert_allclose(F.sinusoidal_positions(far, 6), expected, atol=0.1)
     np.testing.assert_allclose(F.sinusoidal_positions(far[2:], 6), expected[2:], atol=1e-6)
@@ -296,7 +296,7 @@ def test_sinusoid_beyond_training():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "float32"])
 def test_sinusoid_of_any_dtype_is_float32(dtype):
-    actual = F.sinusoidal_positions(jnp.arange(100).astype(dtype), 6)
+    actual = F.sinusoidal_positions(np.arange(100).astype(dtype), 6)
     assert actual.dtype == jnp.float32
     np.testing.assert_array_equal(actual, sinusoid(100, 6))
 
@@ -323,35 +323,35 @@ def test_sinusoid_gradient_in_the_position():
 def test_sinusoid_errors(dim, layout, message):
     """inventory row 104: features come in pairs, 2 i + 1 <= d - 1, so an odd d is an error."""
     with pytest.raises(ValueError, match=message):
-        F.sinusoidal_positions(jnp.arange(3), dim, layout=layout)
+        F.sinusoidal_positions(np.arange(3), dim, layout=layout)
 
 
 # All kinds of position
 
 
 def score_sinusoid(q, k, i, j):
-    p = F.sinusoidal_positions(jnp.array([i, j]), 6)
+    p = F.sinusoidal_positions(np.array([i, j]), 6)
     return (q + p[0]) @ (k + p[1])
 
 
 def score_learned(q, k, i, j):
     table = np.float32(np.random.default_rng(1).normal(size=(64, 6)))
-    p = F.learned_positions(table, jnp.array([i, j]))
+    p = F.learned_positions(table, np.array([i, j]))
     return (q + p[0]) @ (k + p[1])
 
 
 def score_alibi(q, k, i, j):
-    return q @ k + F.alibi_bias(F.alibi_slopes(1), jnp.array([i]), jnp.array([j]))[0, 0, 0]
+    return q @ k + F.alibi_bias(F.alibi_slopes(1), np.array([i]), np.array([j]))[0, 0, 0]
 
 
 def score_t5(q, k, i, j):
-    table = jnp.arange(32.0)[:, None]
-    buckets = F.relative_position_buckets(jnp.array([[j - i]]), bidirectional=True)
+    table = np.arange(32.0)[:, None]
+    buckets = F.relative_position_buckets(np.array([[j - i]]), bidirectional=True)
     return q @ k + F.relative_position_bias(table, buckets)[0, 0, 0]
 
 
 def score_rope(q, k, i, j):
-    r = F.rope_rotations(jnp.array([i, j]), F.rope_frequencies(6))
+    r = F.rope_rotations(np.array([i, j]), F.rope_frequencies(6))
     return F.rotate(q[None, None], r[:1])[0, 0] @ F.rotate(k[None, None], r[1:])[0, 0]
 
 
@@ -396,8 +396,8 @@ def test_alibi_slopes_of_any_number_of_heads():
 
 def test_alibi_bias_is_the_distance():
     """inventory row 114: under a causal mask D_ij = -(i - j), a lower-triangular matrix."""
-    positions = jnp.arange(4)
-    bias = F.alibi_bias(jnp.array([0.5, 3.0]), positions, positions)
+    positions = np.arange(4)
+    bias = F.alibi_bias(np.array([0.5, 3.0]), positions, positions)
     lower = [[0, 0, 0, 0], [-1, 0, 0, 0], [-2, -1, 0, 0], [-3, -2, -1, 0]]
     np.testing.assert_array_equal(np.tril(bias[0]), 0.5 * np.array(lower))
     np.testing.assert_array_equal(bias[1], 6.0 * bias[0])
@@ -406,17 +406,17 @@ def test_alibi_bias_is_the_distance():
 
 def test_alibi_bias_equals_blooms_after_softmax(normal):
     """BLOOM adds slope * j instead, the same up to a number per query that softmax cancels."""
-    scores, slopes, positions = normal(3, 5, 5), F.alibi_slopes(3), jnp.arange(5)
+    scores, slopes, positions = normal(3, 5, 5), F.alibi_slopes(3), np.arange(5)
     causal = jnp.tri(5, dtype=bool)[None]
     ours = scores + F.alibi_bias(slopes, positions, positions)
-    blooms = scores + jnp.broadcast_to(jnp.outer(slopes, jnp.arange(5.0))[:, None], (3, 5, 5))
+    blooms = scores + np.broadcast_to(jnp.outer(slopes, np.arange(5.0))[:, None], (3, 5, 5))
     weights = [jax.nn.softmax(jnp.where(causal, s, -jnp.inf)) for s in (ours, blooms)]
     np.testing.assert_allclose(*weights, atol=1e-6)
 
 
 def test_alibi_bias_of_a_batch_is_the_bias_of_each_text():
     slopes = F.alibi_slopes(3)
-    queries, keys = jnp.array([[4, 5], [1, 2]]), jnp.array([[0, 1, 2, 3, 4], [7, 0, 1, 2, 9]])
+    queries, keys = np.array([[4, 5], [1, 2]]), np.array([[0, 1, 2, 3, 4], [7, 0, 1, 2, 9]])
     actual = F.alibi_bias(slopes, queries, keys)
     assert actual.shape == (2, 3, 2, 5) and actual.dtype == jnp.float32
     for b in range(2):
@@ -427,13 +427,13 @@ def test_alibi_bias_of_a_batch_is_the_bias_of_each_text():
 
 
 def test_alibi_bias_at_far_positions_is_exact():
-    far = F.alibi_bias(jnp.array([1.0], jnp.bfloat16), jnp.array([10**6]), jnp.array([1, 999_999]))
+    far = F.alibi_bias(np.array([1.0], jnp.bfloat16), np.array([10**6]), np.array([1, 999_999]))
     np.testing.assert_array_equal(far[0, 0], [-999_999, -1])
 
 
 def test_alibi_gradient_in_the_slopes():
-    q, k = jnp.array([3, 4]), jnp.array([0, 1, 2])
-    gradient = jax.grad(lambda slopes: F.alibi_bias(slopes, q, k).sum())(jnp.array([0.5, 2.0]))
+    q, k = np.array([3, 4]), np.array([0, 1, 2])
+    gradient = jax.grad(lambda slopes: F.alibi_bias(slopes, q, k).sum())(np.array([0.5, 2.0]))
     np.testing.assert_allclose(gradient, -np.abs(np.subtract.outer(q, k)).sum() * np.ones(2))
 
 
@@ -447,10 +447,10 @@ def test_alibi_errors():
 
 def test_t5_buckets_documents_question():
     """inventory row 112: "learn when coding"; 32 buckets, distances up to 128."""
-    both = F.relative_position_buckets(jnp.arange(-10, 11), bidirectional=True)
+    both = F.relative_position_buckets(np.arange(-10, 11), bidirectional=True)
     expected = [8, 8, 8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24, 24, 24]
     np.testing.assert_array_equal(both, expected)
-    distances = jnp.array([0, -1, -15, -16, -17, -64, -127, -128, -1000, 5])
+    distances = np.array([0, -1, -15, -16, -17, -64, -127, -128, -1000, 5])
     causal = F.relative_position_buckets(distances, bidirectional=False)
     np.testing.assert_array_equal(causal, [0, 1, 15, 16, 16, 26, 31, 31, 31, 0])
 
@@ -465,7 +465,7 @@ def test_t5_buckets_documents_question():
 def test_t5_buckets_match_transformers(case):
     expected = np.repeat(*np.asarray(case["runs"]).T)
     options = {name: value for name, value in case.items() if name != "runs"}
-    actual = F.relative_position_buckets(jnp.arange(-2000, 2001), **options)
+    actual = F.relative_position_buckets(np.arange(-2000, 2001), **options)
     assert actual.dtype == jnp.int32
     np.testing.assert_array_equal(actual, expected)
 
@@ -474,7 +474,7 @@ def test_t5_buckets_match_transformers(case):
 @given(bidirectional=st.booleans(), num_buckets=st.integers(4, 40), room=st.integers(1, 500))
 def test_t5_buckets_are_ordered_and_in_range(bidirectional, num_buckets, room):
     exact = num_buckets // 4 if bidirectional else num_buckets // 2
-    distances = jnp.arange(0, -1000, -1, dtype=jnp.int16)
+    distances = np.arange(0, -1000, -1, dtype=jnp.int16)
     buckets = np.asarray(
         F.relative_position_buckets(
             distances,
@@ -492,8 +492,8 @@ def test_t5_buckets_are_ordered_and_in_range(bidirectional, num_buckets, room):
 def test_fire_is_its_formula_in_float64(normal):
     """At each pair, from near to far beyond the length from where distances are relative."""
     kernel, hidden_bias, out, out_bias = normal(1, 5), normal(5), normal(5, 3), normal(3)
-    c, length = jnp.float32(-0.3), jnp.float32(-6.5)  # their sizes count, not their signs
-    queries, keys = jnp.array([[0, 3, 9, 40_000], [1, 2, 6, 7]]), jnp.arange(5)
+    c, length = np.float32(-0.3), np.float32(-6.5)  # their sizes count, not their signs
+    queries, keys = np.array([[0, 3, 9, 40_000], [1, 2, 6, 7]]), np.arange(5)
     actual = F.fire_bias(
         queries, keys, hidden_kernel=kernel, hidden_bias=hidden_bias,
         out_kernel=out, out_bias=out_bias, c=c, length=length,
@@ -511,7 +511,7 @@ def test_fire_is_its_formula_in_float64(normal):
 def test_t5_bias_is_one_number_per_head_and_bucket(normal):
     """inventory row 111: each head has its own beta(i - j), as each has its own W_q and W_k."""
     table = normal(8, 3)
-    positions = jnp.array([[0, 1, 2, 3, 4], [0, 1, 0, 1, 2]])
+    positions = np.array([[0, 1, 2, 3, 4], [0, 1, 0, 1, 2]])
     relative = positions[:, None, :] - positions[:, 1:3, None]
     buckets = F.relative_position_buckets(
         relative, bidirectional=True, num_buckets=8, max_distance=14
@@ -528,14 +528,14 @@ def test_t5_bias_is_one_number_per_head_and_bucket(normal):
 
 
 def test_t5_bias_keeps_dtype_and_shows_missing_rows():
-    bias = F.relative_position_bias(jnp.ones((4, 1), jnp.bfloat16), jnp.array([[3, 4, 31]]))
+    bias = F.relative_position_bias(np.ones((4, 1), jnp.bfloat16), np.array([[3, 4, 31]]))
     assert bias.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.isnan(bias)[0, 0], [False, True, True])
 
 
 def test_t5_bias_gradient_counts_lookups():
-    buckets = jnp.array([[0, 1, 1], [2, 1, 0]])
-    gradient = jax.grad(lambda t: F.relative_position_bias(t, buckets).sum())(jnp.zeros((4, 2)))
+    buckets = np.array([[0, 1, 1], [2, 1, 0]])
+    gradient = jax.grad(lambda t: F.relative_position_bias(t, buckets).sum())(np.zeros((4, 2)))
     np.testing.assert_array_equal(gradient, np.repeat([[2], [3], [1], [0]], 2, axis=1))
 
 
@@ -550,7 +550,7 @@ def test_t5_bias_gradient_counts_lookups():
 )
 def test_t5_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        F.relative_position_buckets(jnp.arange(3), **options)
+        F.relative_position_buckets(np.arange(3), **options)
 
 
 # Transformer-XL
@@ -576,8 +576,8 @@ def test_transformer_xl_projects_the_sinusoid_of_the_distance(normal, bidirectio
     actual = F.transformer_xl_bias(
         query,
         kernel,
-        jnp.asarray(queries),
-        jnp.asarray(keys),
+        np.asarray(queries),
+        np.asarray(keys),
         base=500.0,
         bidirectional=bidirectional,
     )
@@ -589,7 +589,7 @@ def test_transformer_xl_projects_the_sinusoid_of_the_distance(normal, bidirectio
 
 def test_transformer_xl_depends_on_distances_only_and_rows_have_their_own(normal):
     query, kernel = normal(2, 4, 3, 2), normal(6, 3, 2)
-    at = jnp.asarray([[0, 1, 2, 3], [7, 8, 9, 10]])
+    at = np.asarray([[0, 1, 2, 3], [7, 8, 9, 10]])
     both = F.transformer_xl_bias(query, kernel, at, at)
     shared = F.transformer_xl_bias(query, kernel, at[0], at[0])
     np.testing.assert_allclose(both, shared, atol=1e-6)
@@ -598,7 +598,7 @@ def test_transformer_xl_depends_on_distances_only_and_rows_have_their_own(normal
 
 
 def test_transformer_xl_answers_nan_where_positions_have_gaps(normal):
-    at = jnp.asarray([0, 1, 5])
+    at = np.asarray([0, 1, 5])
     bias = F.transformer_xl_bias(normal(3, 1, 2), normal(4, 1, 2), at, at)
     np.testing.assert_array_equal(
         np.isnan(bias[0]), [[False] * 3, [False] * 3, [True, True, False]]
@@ -606,7 +606,7 @@ def test_transformer_xl_answers_nan_where_positions_have_gaps(normal):
 
 
 def test_transformer_xl_has_a_gradient(normal):
-    query, kernel, at = normal(3, 1, 2), normal(4, 1, 2), jnp.arange(3)
+    query, kernel, at = normal(3, 1, 2), normal(4, 1, 2), np.arange(3)
 
     def f(kernel):
         return jnp.sum(jnp.sin(F.transformer_xl_bias(query, kernel, at, at)))
@@ -622,8 +622,8 @@ def test_transformer_xl_has_a_gradient(normal):
 def test_query_scale_steps_at_multiples_of_the_training_length():
     positions = np.array([[-3, 0, 6, 7], [13, 14, 20, 700]])
     floors = np.array([[0, 0, 0, 1], [1, 2, 2, 100]])
-    actual = F.query_scale(jnp.asarray(positions), beta=0.3, original_max_length=7)
+    actual = F.query_scale(np.asarray(positions), beta=0.3, original_max_length=7)
     assert actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, 1 + 0.3 * np.log(1.0 + floors), rtol=1e-6)
     with pytest.raises(ValueError, match=r"original_max_length must be positive; got 0\."):
-        F.query_scale(jnp.asarray(positions), beta=0.3, original_max_length=0)
+        F.query_scale(np.asarray(positions), beta=0.3, original_max_length=0)

@@ -13,10 +13,10 @@ def test_a_ring_keeps_the_latest_of_what_was_put_in(num_slots, start, valid):
     """Against a dictionary that the entries are written to one after the other."""
     valid = np.asarray(valid)
     positions = start + np.cumsum(valid) - 1
-    slots = F.ring_buffer_slots(jnp.asarray(positions), jnp.asarray(valid), num_slots)
+    slots = F.ring_buffer_slots(np.asarray(positions), np.asarray(valid), num_slots)
     taken = slots[slots < num_slots]
     assert len(set(taken)) == len(taken)  # where two write to one, a GPU may keep either
-    ring = F.write_slots(jnp.full(num_slots, -1), jnp.asarray(positions), slots)
+    ring = F.write_slots(np.full(num_slots, -1), np.asarray(positions), slots)
     expected = np.full(num_slots, -1)
     for position, real in zip(positions, valid, strict=True):
         if real:
@@ -25,8 +25,8 @@ def test_a_ring_keeps_the_latest_of_what_was_put_in(num_slots, start, valid):
 
 
 def test_rows_have_slots_of_their_own_and_any_axes_behind():
-    buffer, new = jnp.zeros((2, 4, 3)), 1.0 + jnp.arange(12.0).reshape(2, 2, 3)
-    slots = jnp.asarray([[3, 0], [4, 2]])  # 4 is outside
+    buffer, new = np.zeros((2, 4, 3)), 1.0 + np.arange(12.0).reshape(2, 2, 3)
+    slots = np.asarray([[3, 0], [4, 2]])  # 4 is outside
     y = F.write_slots(buffer, new, slots)
     expected = np.zeros((2, 4, 3))
     expected[0, 3], expected[0, 0], expected[1, 2] = new[0, 0], new[0, 1], new[1, 1]
@@ -46,24 +46,24 @@ def test_of_several_buffers_one_is_written_to():
 
 def test_a_slot_outside_the_buffer_drops_its_entry():
     for outside in (-1, -3, -4, 3, 4):
-        y = F.write_slots(jnp.zeros(3), jnp.asarray([7.0, 8.0]), jnp.asarray([outside, 1]))
+        y = F.write_slots(np.zeros(3), np.asarray([7.0, 8.0]), np.asarray([outside, 1]))
         np.testing.assert_array_equal(y, [0, 8, 0])
 
 
 def test_the_buffer_keeps_its_dtype_and_passes_gradients_to_what_is_in_it():
-    buffer, new = jnp.zeros(3, jnp.bfloat16), jnp.asarray([1.5, 2.5])
-    slots = jnp.asarray([2, 3])
+    buffer, new = np.zeros(3, jnp.bfloat16), np.asarray([1.5, 2.5])
+    slots = np.asarray([2, 3])
     assert F.write_slots(buffer, new, slots).dtype == jnp.bfloat16
-    gradient = jax.grad(lambda x: F.write_slots(jnp.zeros(3), x, slots).sum())(new)
+    gradient = jax.grad(lambda x: F.write_slots(np.zeros(3), x, slots).sum())(new)
     np.testing.assert_array_equal(gradient, [1, 0])
 
 
 def test_length_mask_marks_the_first_places():
-    mask = F.length_mask(jnp.asarray([[0, 2], [3, 1]]), 3)
+    mask = F.length_mask(np.asarray([[0, 2], [3, 1]]), 3)
     np.testing.assert_array_equal(mask.sum(-1), [[0, 2], [3, 1]])
     np.testing.assert_array_equal(mask[0, 1], [True, True, False])
 
 
 def test_no_entries_go_nowhere():
-    slots = F.ring_buffer_slots(jnp.zeros((2, 0), int), jnp.zeros((2, 0), bool), 3)
+    slots = F.ring_buffer_slots(np.zeros((2, 0), int), np.zeros((2, 0), bool), 3)
     np.testing.assert_array_equal(F.write_slots(np.ones((2, 3)), np.ones((2, 0)), slots), 1)

@@ -18,7 +18,7 @@ PAIRINGS = ["halves", "neighbours"]
 
 
 def rotations(positions, head_dim):
-    return F.rope_rotations(jnp.asarray(positions), F.rope_frequencies(head_dim))
+    return F.rope_rotations(np.asarray(positions), F.rope_frequencies(head_dim))
 
 
 def turn(x, position, pairing="halves"):
@@ -47,7 +47,7 @@ def test_rotation_of_the_plane(pairing):
     """inventory row 40: [[cos, -sin], [sin, cos]] turns (x0, x1) counter-clockwise."""
     alpha, x = 0.7, np.array([[2.0, -1.0], [0.0, 3.0]])
     matrix = np.array([[np.cos(alpha), -np.sin(alpha)], [np.sin(alpha), np.cos(alpha)]])
-    r = F.rope_rotations(jnp.array([alpha]), jnp.array([1.0]))
+    r = F.rope_rotations(np.array([alpha]), np.array([1.0]))
     actual = F.rotate(np.float32(x)[None], r, pairing=pairing)
     np.testing.assert_allclose(actual[0], x @ matrix.T, atol=1e-6)
 
@@ -56,10 +56,10 @@ def test_rotation_of_the_plane(pairing):
 @given(alpha=st.floats(-9, 9, width=32), beta=st.floats(-9, 9, width=32))
 def test_products_see_the_difference_of_angles(alpha, beta):
     """inventory row 41: <R_alpha a, R_beta b> = <R_(alpha - beta) a, b>."""
-    a, b = jnp.array([[[2.0, -1.0]]]), jnp.array([[[0.5, 3.0]]])
+    a, b = np.array([[[2.0, -1.0]]]), np.array([[[0.5, 3.0]]])
 
     def by(angle, x):
-        return F.rotate(x, F.rope_rotations(jnp.array([angle], jnp.float32), jnp.array([1.0])))
+        return F.rotate(x, F.rope_rotations(np.array([angle], jnp.float32), np.array([1.0])))
 
     left, right = jnp.vdot(by(alpha, a), by(beta, b)), jnp.vdot(by(alpha - beta, a), b)
     np.testing.assert_allclose(left, right, atol=2e-5)
@@ -77,7 +77,7 @@ def test_frequencies_in_float64(head_dim, base):
     assert actual.shape == (head_dim // 2,) and actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, base ** -((2 * k - 2) / head_dim), rtol=6e-8)
     i = 7
-    phases = np.angle(F.rope_rotations(jnp.array([i]), actual)[0])
+    phases = np.angle(F.rope_rotations(np.array([i]), actual)[0])
     expected = i / base ** ((2 * k - 2) / head_dim)
     np.testing.assert_allclose(np.exp(1j * phases), np.exp(1j * expected), atol=1e-6)
 
@@ -101,7 +101,7 @@ def test_rotations_never_fade():
     the unit circle everywhere."""
     r = rotations([0, 1, 10**4, 10**6, 2**31 - 1], 16)
     np.testing.assert_allclose(np.abs(r), 1.0, rtol=1e-6)
-    far = rotations(jnp.arange(10**6, 10**6 + 20), 16)
+    far = rotations(np.arange(10**6, 10**6 + 20), 16)
     assert far.real[:, 0].max() > 0.9 and far.real[:, 0].min() < -0.9
 
 
@@ -120,14 +120,14 @@ def test_rotations_take_any_positions():
     packed = rotations([[0, 1, 2, 0, 1], [900, 901, 902, 903, 904]], 8)
     assert packed.shape == (2, 5, 4) and packed.dtype == jnp.complex64
     np.testing.assert_array_equal(packed[0, 3:], packed[0, :2])
-    np.testing.assert_array_equal(packed[1], rotations(jnp.arange(900, 905), 8))
+    np.testing.assert_array_equal(packed[1], rotations(np.arange(900, 905), 8))
 
 
 def test_rotations_need_no_table():
     """inventory row 61: computed on the fly, there is nothing to save and no end to run over. A
     cached table of eight rows would give NaN by jnp.take at row nine, or the last row by index."""
-    table = jnp.asarray(rotations(jnp.arange(8), 6))
-    nine = jnp.array([9])
+    table = jnp.asarray(rotations(np.arange(8), 6))
+    nine = np.array([9])
     assert np.all(np.isnan(jnp.take(table, nine, axis=0).real))
     np.testing.assert_array_equal(table[nine], table[7:])
     expected = np.exp(9j * 10_000.0 ** (-np.arange(3) / 3))
@@ -136,8 +136,8 @@ def test_rotations_need_no_table():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "float32"])
 def test_positions_of_any_dtype(dtype):
-    actual = rotations(jnp.arange(100).astype(dtype), 6)
-    np.testing.assert_array_equal(actual, rotations(jnp.arange(100), 6))
+    actual = rotations(np.arange(100).astype(dtype), 6)
+    np.testing.assert_array_equal(actual, rotations(np.arange(100), 6))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_precision_of_phases(position, least, most):
 
 def test_bfloat16_positions_count_to_256():
     """inventory row 117: past 256 bfloat16 has no odd numbers, so two tokens share a position."""
-    r = rotations(jnp.array([256, 257], jnp.int32).astype(jnp.bfloat16), 8)
+    r = rotations(np.array([256, 257], jnp.int32).astype(jnp.bfloat16), 8)
     np.testing.assert_array_equal(r[0], r[1])
 
 
 def test_rope_has_the_precision_of_sinusoids():
     """inventory rows 128, 137: RoPE is no more stable than sinusoids: its numbers are the same."""
-    positions = jnp.array([0, 1, 5000, 10**6])
+    positions = np.array([0, 1, 5000, 10**6])
     r = rotations(positions, 16)
     table = F.sinusoidal_positions(positions, 16, layout="halves", sin_first=False)
     np.testing.assert_array_equal(np.concatenate([r.real, r.imag], axis=-1), table)
@@ -174,20 +174,20 @@ def test_rope_has_the_precision_of_sinusoids():
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_rotate_matches_released_models(pairing):
     """Llama (halves) and Cohere (neighbours), as transformers computes them."""
-    x = jnp.sin(jnp.arange(48.0)).reshape(3, 2, 8)
+    x = jnp.sin(np.arange(48.0)).reshape(3, 2, 8)
     actual = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 8), pairing=pairing)
     np.testing.assert_allclose(actual, np.asarray(GOLDEN["rotated"][pairing]), atol=2e-5)
 
 
 def test_partial_rotation_matches_gptj():
-    x = jnp.sin(jnp.arange(48.0)).reshape(3, 2, 8)
+    x = jnp.sin(np.arange(48.0)).reshape(3, 2, 8)
     actual = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 4), pairing="neighbours")
     np.testing.assert_allclose(actual, np.asarray(GOLDEN["rotated"]["gptj"]), atol=2e-5)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_partial_rotation_turns_the_first_features(normal, pairing):
-    x, r = normal(2, 5, 3, 10), rotations(jnp.arange(5), 4)
+    x, r = normal(2, 5, 3, 10), rotations(np.arange(5), 4)
     actual = F.rotate(x, r, pairing=pairing)
     np.testing.assert_array_equal(actual[..., 4:], x[..., 4:])
     np.testing.assert_array_equal(actual[..., :4], F.rotate(x[..., :4], r, pairing=pairing))
@@ -205,7 +205,7 @@ def test_rotate_equals_the_dense_matrix(normal):
 def test_rotate_is_complex_multiplication(normal):
     """inventory rows 44, 133: (x_r + i x_i)(cos + i sin) expanded, even features real and odd ones
     imaginary; the complex form agrees with the real one, bit for bit in bfloat16."""
-    x, positions = normal(5, 3, 8, dtype="bfloat16"), jnp.arange(5)
+    x, positions = normal(5, 3, 8, dtype="bfloat16"), np.arange(5)
     phases = np.outer(positions, F.rope_frequencies(8)).astype(np.float32)[:, None]
     even, odd = np.asarray(x, np.float32)[..., ::2], np.asarray(x, np.float32)[..., 1::2]
     cos, sin = np.cos(phases), np.sin(phases)
@@ -213,12 +213,12 @@ def test_rotate_is_complex_multiplication(normal):
     wide = F.rotate(x.astype(jnp.float32), rotations(positions, 8), pairing="neighbours")
     np.testing.assert_allclose(wide, real, atol=1e-6)
     narrow = F.rotate(x, rotations(positions, 8), pairing="neighbours")
-    np.testing.assert_array_equal(narrow, jnp.asarray(real).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(narrow, np.asarray(real).astype(jnp.bfloat16))
 
 
 def test_pairings_differ_by_a_permutation(normal):
     """inventory row 43: halves and neighbours are one rotation of permuted features."""
-    x, r = normal(5, 3, 8), rotations(jnp.arange(5), 8)
+    x, r = normal(5, 3, 8), rotations(np.arange(5), 8)
     order = np.arange(8).reshape(2, 4).T.ravel()  # halves -> neighbours
     halves = F.rotate(x, r, pairing="halves")
     neighbours = F.rotate(x[..., order], r, pairing="neighbours")
@@ -232,10 +232,10 @@ def test_each_pair_has_its_own_angle(pairing):
     indices go from fast to slow; features do so with neighbours only, for in the halves layout the
     front half of the vector has one feature of every pair, the slowest included."""
     m, theta = 3, np.asarray(F.rope_frequencies(8))
-    turned = np.stack([turn(e, m, pairing) for e in jnp.eye(8)])
+    turned = np.stack([turn(e, m, pairing) for e in np.eye(8)])
     cosines = np.cos(m * (np.tile(theta, 2) if pairing == "halves" else np.repeat(theta, 2)))
     np.testing.assert_allclose(np.diag(turned), cosines, atol=1e-6)
-    speed_of_feature = np.arccos(np.diag([turn(e, 1, pairing) for e in jnp.eye(8)]))
+    speed_of_feature = np.arccos(np.diag([turn(e, 1, pairing) for e in np.eye(8)]))
     assert np.all(np.diff(speed_of_feature) <= 1e-3) == (pairing == "neighbours")
 
 
@@ -252,10 +252,10 @@ def test_position_zero_is_the_identity(normal, pairing, dtype):
 def test_rope_adds_nothing_and_multiplies_no_matrix():
     """inventory rows 50, 60, 140: no position vector is added, no d x d matrix is built; the work
     is a few operations per feature, linear in x."""
-    x = jnp.zeros((5, 3, 8))
+    x = np.zeros((5, 3, 8))
 
     def rope(x):
-        return functional.rotate(x, rotations(jnp.arange(5), 8))
+        return functional.rotate(x, rotations(np.arange(5), 8))
 
     names = {e.primitive.name for e in jax.make_jaxpr(rope)(x).eqns}
     assert "mul" in names and not names & {"dot_general", "add", "add_any", "scatter"}
@@ -266,13 +266,13 @@ def test_rope_adds_nothing_and_multiplies_no_matrix():
 def test_rotate_keeps_lengths(normal, pairing):
     """inventory row 58: a rotation keeps the length of every vector."""
     x = normal(2, 7, 3, 16)
-    y = F.rotate(x, rotations(jnp.arange(7), 16), pairing=pairing)
+    y = F.rotate(x, rotations(np.arange(7), 16), pairing=pairing)
     np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_conjugate_undoes_the_rotation(normal, pairing):
-    x, r = normal(2, 7, 3, 16), rotations(jnp.arange(7), 10)
+    x, r = normal(2, 7, 3, 16), rotations(np.arange(7), 10)
     back = F.rotate(F.rotate(x, r, pairing=pairing), jnp.conj(r), pairing=pairing)
     np.testing.assert_allclose(back, x, atol=1e-6)
 
@@ -281,10 +281,10 @@ def test_conjugate_undoes_the_rotation(normal, pairing):
 def test_rotations_are_shared_by_the_batch(normal, shape):
     """Rotations without the axes of the batch, or with ones in their place, serve all of it."""
     x = normal(2, 3, 5, 4, 6)
-    positions = jnp.arange(np.prod(shape)).reshape(shape)
+    positions = np.arange(np.prod(shape)).reshape(shape)
     r = rotations(positions, 6)
     actual = F.rotate(x, r)
-    repeated = jnp.broadcast_to(r, (2, 3, 5, 3))
+    repeated = np.broadcast_to(r, (2, 3, 5, 3))
     for b in np.ndindex(2, 3):
         np.testing.assert_array_equal(actual[b], F.rotate(x[b], repeated[b]))
 
@@ -322,7 +322,7 @@ def test_rope_is_position_and_nothing_else(normal):
 def test_rotated_scores_are_no_function_of_the_plain_score():
     """inventory row 52: R(a) . R(b) is bilinear in a and b, not a product of a . b and R(a - b):
     features at right angles have a plain score of zero, and rotated ones that differ."""
-    a, b, c = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), jnp.array([0.0, -2.0])
+    a, b, c = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.0, -2.0])
     assert a @ b == a @ c == 0
     np.testing.assert_allclose(score(a, b, 1, 0), np.sin(1), rtol=1e-5)
     np.testing.assert_allclose(score(a, c, 1, 0), -2 * np.sin(1), rtol=1e-5)
@@ -332,7 +332,7 @@ def test_rotated_scores_are_not_scores_plus_positions():
     """inventory row 134: not Q K^T + relative information, but the real part of the sum of
     q_j conj(k_j) e^(i (m - n) theta_j); what rotation adds doubles with q, so it is no term of the
     positions."""
-    q, k, m, n = jnp.arange(1.0, 9), jnp.arange(8.0, 0, -1), 9, 4
+    q, k, m, n = np.arange(1.0, 9), np.arange(8.0, 0, -1), 9, 4
     added = score(q, k, m, n) - float(q @ k)
     np.testing.assert_allclose(score(2 * q, k, m, n) - float(2 * q @ k), 2 * added, rtol=1e-4)
     assert abs(added) > 0.1
@@ -364,15 +364,15 @@ def test_row_vectors_turn_the_other_way(normal):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_rotate_keeps_dtype_and_rounds_once(normal, dtype):
     x = normal(5, 3, 8).astype(dtype)
-    y = F.rotate(x, rotations(jnp.arange(5), 8))
+    y = F.rotate(x, rotations(np.arange(5), 8))
     assert y.dtype == x.dtype
-    wide = F.rotate(x.astype(jnp.float32), rotations(jnp.arange(5), 8))
+    wide = F.rotate(x.astype(jnp.float32), rotations(np.arange(5), 8))
     np.testing.assert_array_equal(y, wide.astype(dtype))
 
 
 def test_rotate_survives_large_values():
-    x = jnp.full((1, 1, 2), 4e4, jnp.float16)
-    y = F.rotate(x, F.rope_rotations(jnp.array([np.pi / 4], jnp.float32), jnp.array([1.0])))
+    x = np.full((1, 1, 2), 4e4, jnp.float16)
+    y = F.rotate(x, F.rope_rotations(np.array([np.pi / 4], jnp.float32), np.array([1.0])))
     np.testing.assert_allclose(y[0, 0, 0], 0, atol=100)
     assert np.all(np.isfinite(F.rotate(x.astype(jnp.float32) * 1e30, rotations([3], 2))))
 
@@ -380,13 +380,13 @@ def test_rotate_survives_large_values():
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_rotate_gradient_is_the_inverse_rotation(normal, pairing):
     """A rotation's transpose is its inverse, so gradients turn back by the conjugate."""
-    x, weight, r = normal(5, 3, 8), normal(5, 3, 8), rotations(jnp.arange(5), 6)
+    x, weight, r = normal(5, 3, 8), normal(5, 3, 8), rotations(np.arange(5), 6)
     gradient = jax.grad(lambda x: jnp.vdot(weight, F.rotate(x, r, pairing=pairing)))(x)
     np.testing.assert_allclose(gradient, F.rotate(weight, jnp.conj(r), pairing=pairing), atol=1e-6)
 
 
 def test_gradient_in_the_frequencies():
-    positions, frequencies = jnp.array([0, 2, 5]), jnp.array([1.0, 0.1])
+    positions, frequencies = np.array([0, 2, 5]), np.array([1.0, 0.1])
     gradient = jax.grad(lambda f: F.rope_rotations(positions, f).real.sum())(frequencies)
     p, f = np.array([0, 2, 5])[:, None], np.array([1.0, 0.1])
     np.testing.assert_allclose(gradient, np.sum(-p * np.sin(p * f), axis=0), rtol=1e-5)
@@ -397,6 +397,6 @@ def test_rope_errors():
         with pytest.raises(ValueError, match=f"must be even; got {head_dim}"):
             F.rope_frequencies(head_dim)
     with pytest.raises(ValueError, match="5 rotations need a head_dim of at least 10; got 8"):
-        F.rotate(jnp.zeros((2, 3, 8)), rotations([0, 1], 10))
+        F.rotate(np.zeros((2, 3, 8)), rotations([0, 1], 10))
     with pytest.raises(ValueError, match="pairing must be one of .*'halves'.*; got 'thirds'"):
-        F.rotate(jnp.zeros((2, 3, 8)), rotations([0, 1], 8), pairing="thirds")
+        F.rotate(np.zeros((2, 3, 8)), rotations([0, 1], 8), pairing="thirds")

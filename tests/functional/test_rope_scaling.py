@@ -37,7 +37,7 @@ def scale(name):
                 F.yarn_attention_factor(options["factor"], **scales),
             )
         case "longrope":
-            short, long = (jnp.array(options.pop(k)) for k in ("short_factor", "long_factor"))
+            short, long = (np.array(options.pop(k)) for k in ("short_factor", "long_factor"))
             return (
                 F.rope_scale_longrope(frequencies, short, long, length=case["length"], **options),
                 F.longrope_attention_factor(case["max_length"], options["original_max_length"]),
@@ -110,8 +110,8 @@ def test_scaling_gradient(kind):
 def test_linear_scaling_is_interpolation():
     """Rotations at position p * factor are the unscaled ones at p."""
     f = F.rope_frequencies(2 * C)
-    there = F.rope_rotations(jnp.arange(7) * 4, F.rope_scale_linear(f, factor=4.0))
-    np.testing.assert_allclose(there, F.rope_rotations(jnp.arange(7), f), atol=1e-6)
+    there = F.rope_rotations(np.arange(7) * 4, F.rope_scale_linear(f, factor=4.0))
+    np.testing.assert_allclose(there, F.rope_rotations(np.arange(7), f), atol=1e-6)
 
 
 def test_ntk_is_a_change_of_base():
@@ -140,7 +140,7 @@ def test_dynamic_ntk_leaves_short_texts_alone():
 
 
 def test_dynamic_and_longrope_lengths_may_be_traced():
-    f, short, long = F.rope_frequencies(2 * C), jnp.ones(C), jnp.arange(2.0, 2 + C)
+    f, short, long = F.rope_frequencies(2 * C), np.ones(C), np.arange(2.0, 2 + C)
     options = {"original_max_length": 64}
 
     @jax.jit
@@ -151,14 +151,14 @@ def test_dynamic_and_longrope_lengths_may_be_traced():
         )
 
     for length in (64, 65):
-        dynamic, longrope = both(jnp.int32(length))
+        dynamic, longrope = both(np.int32(length))
         np.testing.assert_allclose(dynamic, scaled("dynamic", 4.0, length=length), rtol=1e-6)
         np.testing.assert_allclose(longrope, f / (long if length > 64 else short), rtol=1e-6)
 
 
 def test_llama3_has_three_ranges():
     """Kept above 4 turns in the training length, slowed in full below 1, in between in part."""
-    turns = jnp.array([9.0, 4.0, 2.5, 1.0, 0.3])
+    turns = np.array([9.0, 4.0, 2.5, 1.0, 0.3])
     f = turns * (2 * math.pi / 64)
     slowing = f / scaled("llama3", 8.0, f)
     np.testing.assert_allclose(slowing[np.array([0, 1, 3, 4])], [1, 1, 8, 8], rtol=1e-5)
@@ -193,7 +193,7 @@ def test_attention_factors():
 
 def test_attention_factor_scales_the_scores_by_its_square(normal):
     q, k = normal(3, 2, 8), normal(3, 2, 8)
-    r, a = F.rope_rotations(jnp.arange(3), F.rope_frequencies(8)), F.yarn_attention_factor(8.0)
+    r, a = F.rope_rotations(np.arange(3), F.rope_frequencies(8)), F.yarn_attention_factor(8.0)
     plain = jnp.vdot(F.rotate(q, r), F.rotate(k, r))
     np.testing.assert_allclose(
         jnp.vdot(F.rotate(q, a * r), F.rotate(k, a * r)), a**2 * plain, rtol=1e-4
@@ -213,7 +213,7 @@ def test_llama3_without_a_ramp_divides_what_turns_too_seldom():
 
 def test_scaling_errors():
     with pytest.raises(ValueError, match="at least two frequencies; got 1"):
-        F.rope_scale_ntk(jnp.ones(1), factor=2.0)
+        F.rope_scale_ntk(np.ones(1), factor=2.0)
     with pytest.raises(ValueError, match="must be at least low_freq_factor; got 1.0 and 4.0"):
         scaled("llama3", 8.0, low_freq_factor=4.0, high_freq_factor=1.0)
     message = "beta_slow=1.0 and beta_fast=32.0 .* original_max_length=1 at base=10000.0"
@@ -246,11 +246,11 @@ def test_scaling_errors():
 )
 def test_numbers_that_give_no_frequencies_are_named(method, options, message):
     with pytest.raises(ValueError, match=message):
-        getattr(F, f"rope_scale_{method}")(jnp.ones(4), **options)
+        getattr(F, f"rope_scale_{method}")(np.ones(4), **options)
 
 
 def test_bad_fractions_and_lengths_are_named():
     with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\]; got -0.5"):
-        F.rope_truncate(jnp.ones(4), fraction=-0.5)
+        F.rope_truncate(np.ones(4), fraction=-0.5)
     with pytest.raises(ValueError, match="original_max_length must exceed 1; got 1"):
         F.longrope_attention_factor(100, 1)

@@ -24,7 +24,7 @@ PROCESSORS = {
     "top_p_0.01": lambda x: F.keep_top_p(x, 0.01),
     "min_p_0.1": lambda x: F.keep_min_p(x, 0.1),
     "repetition_1.3": lambda x: F.penalise_repetition(
-        x, jnp.broadcast_to(SEEN, (*x.shape[:-2], 3, 13)), 1.3
+        x, np.broadcast_to(SEEN, (*x.shape[:-2], 3, 13)), 1.3
     ),
 }
 TRUNCATIONS = {name: f for name, f in PROCESSORS.items() if name[:4] in ("top_", "min_")}
@@ -79,7 +79,7 @@ def test_min_p_compares_with_the_likeliest(x, p):
 @given(order=st.permutations(range(13)), shift=st.floats(-50, 50, width=32))
 @pytest.mark.parametrize("name", TRUNCATIONS)
 def test_truncations_ignore_the_order_of_tokens_and_a_shift(name, order, shift):
-    order = jnp.asarray(order)
+    order = np.asarray(order)
     expected = is_kept(TRUNCATIONS[name](LOGITS))
     np.testing.assert_array_equal(is_kept(TRUNCATIONS[name](LOGITS[:, order])), expected[:, order])
     np.testing.assert_array_equal(is_kept(TRUNCATIONS[name](LOGITS + shift)), expected)
@@ -94,7 +94,7 @@ def test_the_widest_settings_change_nothing():
         F.penalise_repetition(LOGITS, jnp.zeros_like(SEEN), 2.0),
     ):
         np.testing.assert_array_equal(result, LOGITS)
-    tail = jnp.array([0.0, 0.0, -200.0])  # whose probability rounds to 0
+    tail = np.array([0.0, 0.0, -200.0])  # whose probability rounds to 0
     np.testing.assert_array_equal(F.keep_top_p(tail, 1.0), tail)
 
 
@@ -105,7 +105,7 @@ def test_the_narrowest_settings_leave_the_likeliest_token():
 
 
 def test_ties_with_the_last_kept_token_stay():
-    x = jnp.array([1.0, 3.0, 1.0, 1.0, -2.0])
+    x = np.array([1.0, 3.0, 1.0, 1.0, -2.0])
     expected = [True, True, True, True, False]
     np.testing.assert_array_equal(is_kept(F.keep_top_k(x, 2)), expected)
     np.testing.assert_array_equal(is_kept(F.keep_top_p(x, 0.75)), expected)  # 3.0 alone holds 0.71
@@ -113,7 +113,7 @@ def test_ties_with_the_last_kept_token_stay():
 
 
 def test_truncations_leave_forbidden_tokens_forbidden():
-    x = jnp.array([0.5, -jnp.inf, 2.0, -jnp.inf])
+    x = np.array([0.5, -jnp.inf, 2.0, -jnp.inf])
     for result in (F.keep_top_k(x, 3), F.keep_top_p(x, 0.99), F.keep_min_p(x, 0.01)):
         np.testing.assert_array_equal(result, x)
 
@@ -149,7 +149,7 @@ def test_temperature_raises_probabilities_to_a_power():
 
 def test_repetition_penalty_by_hand():
     """Positive logits are divided, negative ones multiplied, so both lose; zero stays."""
-    x, seen = jnp.array([2.0, -2.0, 0.0, 2.0, -2.0]), jnp.array([True, True, True, False, False])
+    x, seen = np.array([2.0, -2.0, 0.0, 2.0, -2.0]), np.array([True, True, True, False, False])
     np.testing.assert_allclose(F.penalise_repetition(x, seen, 1.25), [1.6, -2.5, 0.0, 2.0, -2.0])
     np.testing.assert_allclose(F.penalise_repetition(x, seen, 0.5), [4.0, -1.0, 0.0, 2.0, -2.0])
 
@@ -158,9 +158,9 @@ def test_seen_tokens_marks_what_occurs():
     np.testing.assert_array_equal(F.seen_tokens(TOKENS, 13), SEEN)
     np.testing.assert_array_equal(F.seen_tokens(TOKENS[1], 13), SEEN[1])
     np.testing.assert_array_equal(F.seen_tokens(TOKENS[None], 13), SEEN[None])
-    padded = jnp.concatenate([jnp.full((3, 2), -1), TOKENS, jnp.full((3, 1), 13)], axis=1)
+    padded = jnp.concatenate([np.full((3, 2), -1), TOKENS, np.full((3, 1), 13)], axis=1)
     np.testing.assert_array_equal(F.seen_tokens(padded, 13), SEEN)
-    assert not np.any(F.seen_tokens(jnp.zeros((2, 0), int), 13))
+    assert not np.any(F.seen_tokens(np.zeros((2, 0), int), 13))
 
 
 BAD = [
@@ -187,7 +187,7 @@ def test_sampling_names_the_bad_number(call, message):
 )
 @pytest.mark.parametrize("offset", [0.0, 50_000.0, -50_000.0])
 def test_small_temperatures_do_not_overflow(dtype, temperature, offset):
-    logits = jnp.asarray([offset, offset + 64, offset - 64, -jnp.inf], dtype)
+    logits = np.asarray([offset, offset + 64, offset - 64, -jnp.inf], dtype)
     scaled = F.scale_by_temperature(logits, temperature)
     assert scaled.dtype == dtype
     exact = np.asarray(logits, np.float64)
@@ -197,16 +197,16 @@ def test_small_temperatures_do_not_overflow(dtype, temperature, offset):
 
 
 def test_rows_that_do_not_overflow_are_divided():
-    logits = jnp.asarray([[1.0, 2.0, -jnp.inf], [60_000.0, 59_968.0, 0.0]], "float16")
+    logits = np.asarray([[1.0, 2.0, -jnp.inf], [60_000.0, 59_968.0, 0.0]], "float16")
     scaled = F.scale_by_temperature(logits, 0.5)
     np.testing.assert_array_equal(scaled[0], [2, 4, -np.inf])
     np.testing.assert_array_equal(scaled[1], [0, -64, -np.inf])
-    nothing = jnp.full((2,), -jnp.inf, "float16")
+    nothing = np.full((2,), -jnp.inf, "float16")
     np.testing.assert_array_equal(F.scale_by_temperature(nothing, 0.5), nothing)
 
 
 def test_a_large_penalty_forbids_nothing():
-    logits = jnp.asarray([-60_000.0, 60_000.0, -jnp.inf], "float16")
-    actual = F.penalise_repetition(logits, jnp.ones(3, bool), 4.0)
-    np.testing.assert_array_equal(actual, jnp.asarray([-65504.0, 15_000.0, -jnp.inf], "float16"))
-    assert np.isfinite(F.penalise_repetition(logits[1:2], jnp.ones(1, bool), 1e-6)).all()
+    logits = np.asarray([-60_000.0, 60_000.0, -jnp.inf], "float16")
+    actual = F.penalise_repetition(logits, np.ones(3, bool), 4.0)
+    np.testing.assert_array_equal(actual, np.asarray([-65504.0, 15_000.0, -jnp.inf], "float16"))
+    assert np.isfinite(F.penalise_repetition(logits[1:2], np.ones(1, bool), 1e-6)).all()

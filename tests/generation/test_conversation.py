@@ -42,6 +42,7 @@ def chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("config", [TINY_LLAMA, WINDOW, DYNAMIC], ids=["full", "window", "NTK"])
+@pytest.mark.slow(but=["NTK"])  # the others begin a conversation below
 def test_each_answer_is_that_to_the_whole_prompt(config, chunks):
     params, sampler = random_params(config), Sample(temperature=0.9)
     conversation = Conversation(config, params, max_new_tokens=NEW, sampler=sampler)

@@ -32,7 +32,7 @@ def numbers(rng, *shape):
 
 def mask_of(rule, T, S, segments=(None, None), first=0, num_heads=2):
     shifts = None if rule.block_sparse is None else rule.block_sparse.head_shifts(num_heads)
-    return F.AttentionMask(first + jnp.arange(T), jnp.arange(S), *segments, rule, shifts)
+    return F.AttentionMask(first + np.arange(T), np.arange(S), *segments, rule, shifts)
 
 
 @st.composite
@@ -59,11 +59,11 @@ def cases(draw):
     segments = (None, None)
     if draw(st.booleans()):
         segments = (
-            jnp.asarray(np.sort(rng.integers(0, 3, (*batch, T)), axis=-1)),
-            jnp.asarray(np.sort(rng.integers(0, 3, (*batch, S)), axis=-1)),
+            np.asarray(np.sort(rng.integers(0, 3, (*batch, T)), axis=-1)),
+            np.asarray(np.sort(rng.integers(0, 3, (*batch, S)), axis=-1)),
         )
     mask = draw(st.sampled_from([None, mask_of(rule, T, S, segments, max(S - T, 0), K * G)]))
-    at = max(S - T, 0) + jnp.arange(T), jnp.arange(S)
+    at = max(S - T, 0) + np.arange(T), np.arange(S)
     made = [  # later: checks of annotations, which are drawn at random, have no place in a strategy
         lambda: None,
         lambda: F.attention_bias(F.alibi_bias, F.alibi_slopes(K * G), *at),
@@ -189,7 +189,7 @@ def test_by_hand():
     rng = np.random.default_rng(0)
     T, N, H = 13, 4, 3
     query, key, value = numbers(rng, T, N, H), numbers(rng, T, 2, H), numbers(rng, T, 2, 5)
-    segments = jnp.asarray([1] * 5 + [2] * 8)
+    segments = np.asarray([1] * 5 + [2] * 8)
     mask = mask_of(F.MaskRule(causal=True, window=6), T, T, (segments, segments))
     actual = F.blockwise_attention(query, key, value, mask, scale=0.4, block_sizes=(4, 4))
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
@@ -241,7 +241,7 @@ def test_blocks_in_which_nothing_is_seen_are_not_looked_at(rule, seen, where):
 def test_documents_that_are_elsewhere_are_not_looked_at():
     rng = np.random.default_rng(0)
     query, key = numbers(rng, 16, 1, 3), numbers(rng, 16, 1, 3)
-    segments = jnp.repeat(jnp.arange(1, 5), 4)
+    segments = jnp.repeat(np.arange(1, 5), 4)
     mask = mask_of(F.MaskRule(), 16, 16, (segments, segments))
     value = jnp.where((segments == 3)[:, None, None], jnp.nan, key)
     actual = F.blockwise_attention(query, key, value, mask, block_sizes=(4, 4))
@@ -304,7 +304,7 @@ def test_each_block_of_each_head_of_each_row_drops_its_own(options, where):
     """Values that are rows of the identity show the weights themselves."""
     rng, T, rate = np.random.default_rng(0), 16, 0.4
     query, key = numbers(rng, 3, T, 4, 3), numbers(rng, 3, T, 2, 3)
-    value = jnp.broadcast_to(jnp.eye(T)[:, None], (3, T, 2, T))
+    value = np.broadcast_to(np.eye(T)[:, None], (3, T, 2, T))
 
     def weights(**more):
         output = F.blockwise_attention(query, key, value, block_sizes=(8, 8), **options, **more)
@@ -332,7 +332,7 @@ WRONG = {
 def test_wrong_options_are_refused_alike(
     options, message, implementation, no_checks_of_annotations
 ):
-    x = jnp.ones((3, 1, 2))
+    x = np.ones((3, 1, 2))
     with pytest.raises(ValueError, match=message):
         F.dot_product_attention(x, x, x, implementation=implementation, **options)
 
@@ -342,7 +342,7 @@ def of_t5(table, query_positions, key_positions):
 
 
 def keys_first(params, query_positions, key_positions):
-    return jnp.zeros((len(key_positions), len(params)))
+    return np.zeros((len(key_positions), len(params)))
 
 
 AT = np.arange(3, dtype=np.int32)
@@ -357,7 +357,7 @@ OTHERS = {
         r"AttentionMask.key_positions has a number for each of 3 keys; got shape \(2,\)",
     ),
     "more segments": (
-        dict(mask=F.AttentionMask(AT, AT, jnp.arange(4), AT)),
+        dict(mask=F.AttentionMask(AT, AT, np.arange(4), AT)),
         r"query_segments has a number for each of 3 queries; got shape \(4,\)",
     ),
     "no shifts": (
@@ -369,15 +369,15 @@ OTHERS = {
         r"head_shifts has a number for each of 2 query heads; got shape \(1,\)",
     ),
     "slopes of key heads": (
-        dict(bias=F.attention_bias(F.alibi_bias, jnp.ones(1), AT, AT)),
+        dict(bias=F.attention_bias(F.alibi_bias, np.ones(1), AT, AT)),
         r"params have a number for each of 2 query heads along axis 0; got shape \(1,\)",
     ),
     "a table of key heads": (
-        dict(bias=F.attention_bias(of_t5, jnp.ones((8, 1)), AT, AT, head_axes=1)),
+        dict(bias=F.attention_bias(of_t5, np.ones((8, 1)), AT, AT, head_axes=1)),
         r"params have a number for each of 2 query heads along axis 1; got shape \(8, 1\)",
     ),
     "another order": (
-        dict(bias=F.attention_bias(keys_first, jnp.ones((2, 5)), AT, jnp.arange(3), head_axes=0)),
+        dict(bias=F.attention_bias(keys_first, np.ones((2, 5)), AT, np.arange(3), head_axes=0)),
         r"keys_first gives a bias .* 3 queries and 3 keys; got shape \(3, 2\)",
     ),
 }
@@ -386,7 +386,7 @@ OTHERS = {
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
 @pytest.mark.parametrize("rules, message", OTHERS.values(), ids=OTHERS)
 def test_rules_about_others_are_refused(rules, message, implementation, no_checks_of_annotations):
-    query, x = jnp.ones((3, 2, 2)), jnp.ones((3, 1, 2))
+    query, x = np.ones((3, 2, 2)), np.ones((3, 1, 2))
     with pytest.raises(ValueError, match=message):
         F.dot_product_attention(query, x, x, implementation=implementation, **rules)
 
@@ -447,7 +447,7 @@ def test_on_devices_that_have_rows_each():
     """Loops carry what differs between devices, and the table's gradient is added up over them."""
     rng = np.random.default_rng(0)
     arrays = [numbers(rng, 4, 10, 2, 3) for _ in range(3)]
-    table, at = numbers(rng, 8, 2), jnp.arange(10)
+    table, at = numbers(rng, 8, 2), np.arange(10)
 
     def total(table, query, key, value):
         bias = F.attention_bias(of_t5, table, at, at, head_axes=1)

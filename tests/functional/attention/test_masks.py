@@ -36,7 +36,7 @@ def test_causal_mask_is_the_lower_triangle():
 
 def test_causal_mask_continues_from_a_cache():
     np.testing.assert_array_equal(
-        F.causal_mask(jnp.array([3, 4]), jnp.array([4, 1, 2, 3, 9])), picture(".xxx.", "xxxx.")
+        F.causal_mask(np.array([3, 4]), np.array([4, 1, 2, 3, 9])), picture(".xxx.", "xxxx.")
     )
 
 
@@ -53,12 +53,12 @@ def test_window_looks_ahead():
 
 
 def test_window_matches_transformers():
-    positions = jnp.arange(11)
+    positions = np.arange(11)
     np.testing.assert_array_equal(F.window_mask(positions, positions, 3), GOLDEN["window_3"])
 
 
 def test_segments_see_themselves_only():
-    segments = jnp.array([1, 1, 2, 2, 2, 0, 0])
+    segments = np.array([1, 1, 2, 2, 2, 0, 0])
     np.testing.assert_array_equal(
         F.segment_mask(segments, segments),
         picture("xx.....", "xx.....", "..xxx..", "..xxx..", "..xxx..", ".....xx", ".....xx"),
@@ -73,7 +73,7 @@ def test_prefix_is_seen_by_all():
 
 
 def test_prefix_length_of_each_sequence():
-    lengths = jnp.array([4, 10])
+    lengths = np.array([4, 10])
     together = F.prefix_mask(QUERIES, KEYS, lengths)
     for row in range(2):
         np.testing.assert_array_equal(
@@ -82,10 +82,10 @@ def test_prefix_length_of_each_sequence():
 
 
 def test_key_mask_is_one_row_for_all_queries():
-    valid = jnp.array([[True, True, False], [True, False, False]])
+    valid = np.array([[True, True, False], [True, False, False]])
     mask = F.key_padding_mask(valid)
     assert mask.shape == (2, 1, 3)
-    queries = jnp.tile(jnp.arange(3), (2, 1))
+    queries = np.tile(np.arange(3), (2, 1))
     np.testing.assert_array_equal(
         F.causal_mask(queries, queries) & mask,
         [picture("x..", "xx.", "xx."), picture("x..", "x..", "x..")],
@@ -96,7 +96,7 @@ def test_key_mask_is_one_row_for_all_queries():
     ("num_heads", "block", "local_blocks", "stride"), [(4, 4, 2, 3), (3, 2, 1, 7), (5, 3, 2, 2)]
 )
 def test_block_sparse_mask_matches_the_rule_pair_by_pair(num_heads, block, local_blocks, stride):
-    positions = jnp.arange(23)
+    positions = np.arange(23)
     mask = F.block_sparse_mask(
         positions,
         positions,
@@ -113,7 +113,7 @@ def test_block_sparse_mask_matches_the_rule_pair_by_pair(num_heads, block, local
 
 
 def test_block_sparse_heads_together_cover_the_past():
-    positions = jnp.arange(29)
+    positions = np.arange(29)
     mask = np.asarray(
         F.block_sparse_mask(
             positions, positions, num_heads=4, block_size=2, local_blocks=1, stride=4
@@ -126,7 +126,7 @@ def test_block_sparse_heads_together_cover_the_past():
 @settings(max_examples=15, deadline=None)
 @given(window=st.integers(1, 9), start=st.integers(0, 1000))
 def test_window_holds_the_latest_keys(window, start):
-    positions = start + jnp.arange(7)
+    positions = start + np.arange(7)
     mask = F.window_mask(positions, positions, window)
     causal = F.causal_mask(positions, positions)
     np.testing.assert_array_equal(np.sum(mask, axis=-1), np.minimum(window, 1 + np.arange(7)))
@@ -138,7 +138,7 @@ def test_window_holds_the_latest_keys(window, start):
 @settings(max_examples=15, deadline=None)
 @given(segments=st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_segments_are_an_equivalence(segments):
-    mask = np.asarray(F.segment_mask(jnp.array(segments), jnp.array(segments)))
+    mask = np.asarray(F.segment_mask(np.array(segments), np.array(segments)))
     assert mask.diagonal().all()
     np.testing.assert_array_equal(mask, mask.T)
     np.testing.assert_array_equal(mask, (mask.astype(int) @ mask.astype(int)) > 0)
@@ -152,7 +152,7 @@ def test_only_distances_matter(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_slots_may_hold_keys_in_any_order(name):
-    order = jnp.array([6, 2, 0, 5, 1, 4, 3])
+    order = np.array([6, 2, 0, 5, 1, 4, 3])
     np.testing.assert_array_equal(
         FUNCTIONS[name](QUERIES, KEYS[:, order]), FUNCTIONS[name](QUERIES, KEYS)[..., order]
     )
@@ -184,7 +184,7 @@ def test_a_chunk_has_a_token():
 
 def test_masks_survive_the_largest_positions():
     last = jnp.iinfo(jnp.int32).max
-    positions = jnp.arange(-4, 1) + last
+    positions = np.arange(-4, 1) + last
     np.testing.assert_array_equal(
         F.window_mask(positions, positions, 2), F.window_mask(WAY, WAY, 2)
     )

@@ -130,9 +130,9 @@ def test_one_query_and_maps(arrays):
     """A decoding step is the last row; weights and the sink's share sum to 1."""
     query, key, value, sinks, _ = arrays
     expected = in_float64(arrays, MASKS["causal"])[0]
-    step = F.dot_product_attention(query[:, -1:], key, value, sinks=sinks)
+    step = jax.jit(F.dot_product_attention)(query[:, -1:], key, value, sinks=sinks)
     np.testing.assert_allclose(step, expected[:, -1:], atol=1e-5)
-    weights = F.attention_weights(query, key, MASKS["causal"], sinks=sinks)
+    weights = jax.jit(F.attention_weights)(query, key, MASKS["causal"], sinks=sinks)
     values = np.repeat(value, N // K, axis=2)
     np.testing.assert_allclose(np.einsum("bnts,bsnh->btnh", weights, values), expected, atol=1e-5)
     assert np.all(np.sum(weights, axis=-1) < 1)
