@@ -20,7 +20,14 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 FOLDERS = {"jaxformer", "experiments", "tests", "notebooks"}
-FILES = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
+FILES = {
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "CITATION.cff",
+}
 # What programs and README's commands write; .gitignore names each of them.
 PRODUCTS = {"runs", "build", "dist", "__pycache__", "exported", "mine", "my-llama"}
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -99,8 +106,8 @@ def imports(path):
 @pytest.mark.slow
 def test_every_import_is_declared():
     declared = {canonicalize_name(r.name) for e in (None, *EXTRAS) for r in requirements(e)}
-    # Parts of declared ones: of pytest, of jax, and of the variants that chex tests by.
-    declared |= {"packaging", "jaxlib", "ml-dtypes", "absl-py"}
+    # Parts of declared ones: of pytest, of jax, of the variants that chex tests by, of myst-nb.
+    declared |= {"packaging", "jaxlib", "ml-dtypes", "absl-py", "pyyaml"}
     distributions = importlib.metadata.packages_distributions()
     undeclared = {
         f"{relative(path)}: {name}"

@@ -4,13 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import tomllib
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+import yaml
+from packaging.metadata import Metadata
 
+import jaxformer
 from jaxformer import Transformer, data, save_pretrained, zoo
 
 ROOT = Path(__file__).parents[1]
@@ -18,13 +24,19 @@ TEXT = "".join(f"{n}: the quick brown fox jumps over {n * n} lazy dogs\n" for n 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
 
 
+def build(source, folder):
+    """The wheel and the source archive of a folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", folder]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,), (archive,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, archive
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the installed wheel, a model's folder, a text and instructions."""
     place = tmp_path_factory.mktemp("wheel")
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", place, ROOT]
-    subprocess.run(build, check=True)
-    (wheel,) = place.glob("*.whl")
+    wheel, _ = build(ROOT, place)
     install = [*PIP, "install", "--no-deps", "--no-index", "--target", place / "installed", wheel]
     subprocess.run(install, check=True)
     (place / "my.txt").write_text(TEXT)
@@ -73,6 +85,40 @@ def test_the_command_of_a_wheel_trains_chats_and_exports(place):
     figures = [[x for x in printed.splitlines() if "bits per byte" in x] for printed in lines]
     assert len(figures[0]) == 1 and figures[0] == figures[1]
     assert "jaxformer zoo" in run(place, "zoo", "--help")
+
+
+def files_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.slow
+def test_the_source_archive_builds_the_same_wheel(tmp_path):
+    wheel, archive = build(ROOT, tmp_path / "first")
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("jaxformer-*")
+    again, _ = build(source, tmp_path / "second")
+    files = files_in(wheel)
+    assert files_in(again) == files
+    tracked = {x.relative_to(ROOT).as_posix() for x in (ROOT / "jaxformer").rglob("*.[pt][yo]*")}
+    tracked = {x for x in tracked if "__pycache__" not in x}
+    assert tracked <= files.keys() and "jaxformer/interop/coverage.toml" in tracked
+    (described,) = (text for name, text in files.items() if name.endswith("/METADATA"))
+    metadata = Metadata.from_email(described)  # checked as the package index checks it
+    assert (metadata.name, str(metadata.version)) == ("jaxformer", jaxformer.__version__)
+    assert metadata.description == (ROOT / "README.md").read_text()
+    for name in ("CITATION.cff", "CHANGELOG.md", "tests/test_wheel.py", ".ci/run"):
+        assert (source / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_the_citation_says_what_the_package_says():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == jaxformer.__version__
+    assert citation["license"] == project["license"]
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"] and citation["title"] == project["name"] and citation["authors"]
 
 
 @pytest.mark.slow

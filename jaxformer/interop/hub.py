@@ -1,12 +1,15 @@
-"""Download a model folder from the Hugging Face hub."""
+"""Download a model folder from the Hugging Face hub, and upload one."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from jaxformer.extras import missing_extra_message
 
 # Files to download; weights in other formats are not needed.
 DOWNLOAD_PATTERNS = ("*.json", "model*.safetensors", "*.jinja")
+HUB_NAME = r"[\w.-]+/[\w.-]+"
+STALL_SECONDS = 60.0  # without a byte, after which huggingface_hub tries again
 
 
 def fetch_folder(name: str | Path) -> Path:
@@ -23,7 +26,7 @@ def fetch_folder(name: str | Path) -> Path:
         ValueError: The hub cannot be reached, or has no such model.
     """
     folder = Path(name).expanduser()
-    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if folder.exists() or not re.fullmatch(HUB_NAME, str(name)):
         return folder
     try:
         from huggingface_hub import snapshot_download
@@ -38,3 +41,43 @@ def fetch_folder(name: str | Path) -> Path:
             f"{reason}. With network access, `hf download {name}` prints the folder to pass "
             "instead."
         ) from error
+
+
+def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
+    """Upload a folder to the Hugging Face hub in one commit, to a new or an existing repository.
+
+    huggingface_hub tries requests again that fail at the hub's end or stall.
+
+    Args:
+        folder: The folder.
+        name: OWNER/NAME.
+        private: Whether a new repository is private.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ImportError: huggingface_hub is not installed.
+        ValueError: The name is none, nobody is logged in, or the upload failed.
+    """
+    if not re.fullmatch(HUB_NAME, name):
+        raise ValueError(f"A name on the hub is OWNER/NAME; got {name!r}.")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(missing_extra_message(error)) from error
+    session: Any = huggingface_hub.get_session()
+    session.timeout = STALL_SECONDS
+    api = huggingface_hub.HfApi()
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export by jaxformer")
+    except Exception as error:  # of the hub's HTTP library, which depends on its version
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        login = " `hf auth login` logs in." if status in (401, 403) else ""
+        reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"{folder} was not uploaded to {name}: {reason}.{login} The folder is complete; "
+            f"`hf upload {name} {folder}` uploads it."
+        ) from error
+    return str(address)

@@ -2,6 +2,7 @@
 
     jaxformer export --checkpoint runs/pretrain-1 --output exported
     jaxformer export --checkpoint runs/pretrain-1 --output exported --step best
+    jaxformer export --checkpoint runs/pretrain-1 --output exported --push OWNER/NAME
 
 Writes config.json, generation_config.json, model.safetensors, tokenizer.json,
 tokenizer_config.json and a model card, or nothing if it fails; of a model with adapters their
@@ -24,6 +25,7 @@ from jaxformer.checks import Checked
 from jaxformer.config import EncoderDecoder
 from jaxformer.interop import load_config
 from jaxformer.interop.config_comparison import canonical, config_differences
+from jaxformer.interop.hub import push_folder
 from jaxformer.interop.peft import write_adapter
 from jaxformer.interop.save import (
     atomic_folder,
@@ -38,6 +40,7 @@ from jaxformer.run.loading import LoadedModel, generation_ids, load_run
 from jaxformer.run.model_card import CARD_FILE, model_card
 from jaxformer.run.object_store import here
 from jaxformer.run.output_folder import TOKENIZER_FILES, copy_files
+from jaxformer.run.run_config import check_uses
 
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -61,6 +64,9 @@ class Export(Checked):
         ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
         merge: Whether to merge the adapters of a model into its weights, instead of writing a
             folder of adapters for PEFT.
+        push: Repository OWNER/NAME of the Hugging Face hub, to which the folder is uploaded too;
+            needs the extra hub, and `hf auth login` once.
+        private: Whether a new repository is private.
     """
 
     checkpoint: Path
@@ -71,6 +77,12 @@ class Export(Checked):
     overwrite: bool = False
     ignore: tuple[str, ...] = ()
     merge: bool = False
+    push: str | None = None
+    private: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_uses(self, needs={"private": "push"})
 
 
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}
@@ -86,13 +98,21 @@ def export(run: Export) -> Path:
         The folder.
 
     Raises:
-        ValueError: No family can represent the model, or the folder has files.
+        ValueError: No family can represent the model, the folder has files, or the upload failed.
 
     Example:
         from jaxformer import run
         folder = run.export(run.Export(checkpoint="runs/pretrain-1", output="mine"))
         model = run.load_run(folder)
     """
+    output = write_folder(run)
+    if run.push is not None:
+        print(f"Uploaded to {push_folder(output, run.push, private=run.private)}.")
+    return output
+
+
+def write_folder(run: Export) -> Path:
+    """Write the folder, of a whole model or of adapters; see `export`."""
     output = check_output_folder(here(run.output), overwrite=run.overwrite)
     model = load_run(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that was initialized from one and has a copy of its files.
@@ -125,7 +145,7 @@ def export(run: Export) -> Path:
         if (generation_json := generation_config(model, source, extra)) is not None:
             write_json(folder / GENERATION_CONFIG, generation_json)
         if model.step is not None:
-            text = model_card(model, family.model_type, output.name)
+            text = model_card(model, family.model_type, run.push or output.name)
             (folder / CARD_FILE).write_text(text, encoding="utf-8")
     checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Exported {checkpoint_text}{run.checkpoint} as {family.model_type} to {output}.")

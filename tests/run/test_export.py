@@ -315,6 +315,24 @@ def test_the_card_of_an_exported_run_has_its_figures(run, exported):
     assert 'AutoModelForCausalLM.from_pretrained("out")' in card
 
 
+@pytest.mark.slow
+def test_an_export_is_uploaded_with_its_card(run, tmp_path, monkeypatch, capsys):
+    uploads = []
+    monkeypatch.setattr(
+        exporting, "push_folder", lambda *name, **private: uploads.append((name, private)) or "here"
+    )
+    folder = exporting.export(
+        exporting.Export(checkpoint=run, output=tmp_path / "new", push="someone/mine")
+    )
+    assert uploads == [((folder, "someone/mine"), {"private": False})]
+    assert (
+        'AutoModelForCausalLM.from_pretrained("someone/mine")' in (folder / "README.md").read_text()
+    )
+    assert capsys.readouterr().out.endswith("Uploaded to here.\n")
+    with pytest.raises(ValueError, match="--private needs --push"):
+        exporting.Export(checkpoint=run, output=tmp_path / "other", private=True)
+
+
 @pytest.mark.parametrize("name", pretraining.RUNS)
 def test_every_named_pretraining_run_can_be_exported(name, capsys):
     print_export_note(pretraining.RUNS[name].model)
