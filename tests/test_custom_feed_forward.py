@@ -131,7 +131,7 @@ def test_it_prints_is_read_back_and_is_a_flag():
         pretraining.RUNS, "", ["--model.feed-forward", "HandWritten(hidden_dim=8)", "Soft()"]
     )
     assert run.model.feed_forward == (HandWritten(hidden_dim=8), Soft())
-    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    again = shlex.split(print_run(run, pretraining.RUNS))[2:]
     assert parse_run(pretraining.RUNS, "", again) == run
 
 

@@ -174,12 +174,12 @@ def test_it_prints_is_read_back_and_is_a_flag():
     flags = ["--model.attention", "GatedMemory(head_dim=8)", "--model.attention.num-heads", "2"]
     run = parse_run(pretraining.RUNS, "", flags)
     assert run.model.attention == GatedMemory(num_heads=2, head_dim=8)
-    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    again = shlex.split(print_run(run, pretraining.RUNS))[2:]
     assert parse_run(pretraining.RUNS, "", again) == run
     kinds = "(GatedMemory(), MultiHead(num_heads=4, num_kv_heads=2, head_dim=6))"
     run = parse_run(pretraining.RUNS, "", ["--model.attention", f"{kinds}"])
     assert [type(kind).__name__ for kind in run.model.attention] == ["GatedMemory", "MultiHead"]
-    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    again = shlex.split(print_run(run, pretraining.RUNS))[2:]
     assert parse_run(pretraining.RUNS, "", again) == run
 
 

@@ -255,7 +255,7 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
     run = parse_run(pretraining.RUNS, "", ["--import", "ideas_of_flags", *chosen])
     sloped, none = run.model.attention.positions
     assert none is None and repr(sloped) == "Sloped(slope=2.0)"
-    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    again = shlex.split(print_run(run, pretraining.RUNS))[2:]
     assert parse_run(pretraining.RUNS, "", again) == run
     capsys.readouterr()
     with pytest.raises(SystemExit):

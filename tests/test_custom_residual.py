@@ -163,7 +163,7 @@ def test_it_is_counted_printed_read_back_and_a_flag():
     assert eval(repr(config), {**vars(c), "LayerScale": LayerScale}) == config
     run = parse_run(pretraining.RUNS, "", ["--model.residual", "LayerScale(initial_scale=0.5)"])
     assert run.model.residual == LayerScale(initial_scale=0.5)
-    again = shlex.split(print_run(run, pretraining.RUNS))[3:]
+    again = shlex.split(print_run(run, pretraining.RUNS))[2:]
     assert parse_run(pretraining.RUNS, "", again) == run
 
 

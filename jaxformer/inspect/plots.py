@@ -307,7 +307,7 @@ def _import_plotting(module: str) -> Any:
         if (error.name or "").partition(".")[0] != name:
             raise
         raise ModuleNotFoundError(
-            f"Plots need {name}: pip install -e '.[plots]' in the clone. Functions that return "
+            f"Plots need {name}: pip install 'jaxformer[plots]'. Functions that return "
             "arrays work without it.",
             name=name,
         ) from error

@@ -75,7 +75,7 @@ def has_matplotlib() -> bool:
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError:
-        print("No plots without matplotlib: `pip install -e '.[plots]'`.", file=sys.stderr)
+        print("No plots without matplotlib: `pip install 'jaxformer[plots]'`.", file=sys.stderr)
         return False
     return True
 

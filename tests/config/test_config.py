@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import experiments.generate
-import experiments.pretrain
 import experiments.translate.runs
 import jaxformer
+import jaxformer.run.pretraining
 import jaxformer.run.run_config
+import jaxformer.run.text_generation
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
@@ -43,8 +43,8 @@ ALL = dataclasses_of(
     step,
     corpus,
     tokenizers,
-    experiments.pretrain,
-    experiments.generate,
+    jaxformer.run.pretraining,
+    jaxformer.run.text_generation,
 )
 CHOICES = [kind for kind in ALL if kind.__name__ not in ("Transformer",)]
 PACKAGE = Path(jaxformer.__file__).parent
@@ -106,8 +106,8 @@ def test_frozen_keyword_only_and_hashable(kind):
 
 
 DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
-DOCUMENTED += [jaxformer.run.run_config.RunConfig, experiments.pretrain.Pretrain]
-DOCUMENTED += [experiments.translate.runs.Translate, experiments.generate.Generate]
+DOCUMENTED += [jaxformer.run.run_config.RunConfig, jaxformer.run.pretraining.Pretrain]
+DOCUMENTED += [experiments.translate.runs.Translate, jaxformer.run.text_generation.Generate]
 DOCUMENTED += [parallel.MeshConfig, parallel.DistributedConfig]
 
 

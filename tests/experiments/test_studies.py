@@ -636,5 +636,8 @@ def test_without_matplotlib_one_line_says_what_brings_it(tmp_path, monkeypatch, 
             plot_losses(tmp_path / "plot.png", [], title="none")
     finally:
         has_matplotlib.cache_clear()
-    assert capsys.readouterr().err == "No plots without matplotlib: `pip install -e '.[plots]'`.\n"
+    assert (
+        capsys.readouterr().err
+        == "No plots without matplotlib: `pip install 'jaxformer[plots]'`.\n"
+    )
     assert not list(tmp_path.iterdir())

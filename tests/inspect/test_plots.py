@@ -423,5 +423,7 @@ def test_without_matplotlib_the_extra_is_named():
         [sys.executable, "-c", NO_PLOTS], capture_output=True, text=True, check=True
     )
     matplotlib, treescope = ran.stdout.splitlines()
-    assert matplotlib.startswith("matplotlib | Plots need matplotlib: pip install -e '.[plots]'")
+    assert matplotlib.startswith(
+        "matplotlib | Plots need matplotlib: pip install 'jaxformer[plots]'"
+    )
     assert treescope.startswith("treescope | Plots need treescope")

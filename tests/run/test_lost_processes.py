@@ -15,7 +15,7 @@ from jaxformer.run import early_end, pretraining
 from jaxformer.run.command_line import parse_run
 from jaxformer.run.pretraining import RUNS
 from jaxformer.run.run_config import setup_devices
-from jaxformer.run.trainer import report_early_end
+from jaxformer.run.trainer import explained_early_end
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from tests.run.processes import (
@@ -177,7 +177,7 @@ def test_what_may_be_the_fault_of_others_ends_a_process_at_once(
 
     def end():
         checkpoints = Checkpoints(tmp_path / "checkpoints")
-        with report_early_end(RUNS["tiny"], checkpoints, tmp_path):
+        with explained_early_end(RUNS["tiny"], checkpoints, tmp_path, ""):
             raise error
 
     monkeypatch.setattr(early_end.os, "_exit", leave)
