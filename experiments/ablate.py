@@ -20,7 +20,7 @@ from experiments.studies.sizes import ablation_sizes
 from experiments.studies.study import Study, base_run, run_study
 from experiments.studies.tables import ablation_report
 from experiments.studies.variants import make_variants
-from jaxformer.run.command_line import parse_args, readable_errors
+from jaxformer.run.command_line import run_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,5 +51,4 @@ def main(study: Ablation) -> Path:
 
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_args(Ablation, __doc__))
+    run_program(main, Ablation, __doc__)

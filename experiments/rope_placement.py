@@ -33,7 +33,7 @@ from experiments.studies.tables import (
 from experiments.studies.train_seeds import Variant
 from jaxformer.config import Rope
 from jaxformer.config.positions import RopeTarget
-from jaxformer.run.command_line import parse_args, readable_errors
+from jaxformer.run.command_line import run_program
 
 SOURCE = "Su, Rotary Position Embedding of the Second Kind, 2025. spaces.ac.cn/archives/10862"
 
@@ -167,5 +167,4 @@ def published_loss_of(numbers: ResultDict) -> float:
 
 
 if __name__ == "__main__":
-    with readable_errors():
-        main(parse_args(RopePlacement, __doc__))
+    run_program(main, RopePlacement, __doc__)

@@ -12,7 +12,6 @@ them by `pip install -e '.[peers]'`. Writes JSON, tables with the load average, 
 
 if __name__ == "__main__":  # the processes that it starts import this file too
     from experiments.benchmark.run import Benchmark, main
-    from jaxformer.run.command_line import parse_args, readable_errors
+    from jaxformer.run.command_line import run_program
 
-    with readable_errors():
-        main(parse_args(Benchmark, __doc__))
+    run_program(main, Benchmark, __doc__)

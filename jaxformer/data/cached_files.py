@@ -51,6 +51,6 @@ def cached_arrays(
     # Another process may have finished and removed the folder.
     with contextlib.suppress(FileNotFoundError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as partial, open(partial, "wb") as file:
-            np.savez(file, **arrays)
+        with atomic_file(path) as partial, open(partial, "wb") as written:
+            np.savez(written, **arrays)
     return arrays

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.checks import Checked, Size
+
+T = TypeVar("T")
 
 HANDSHAKE_SECONDS = 5.0  # timeout in which a connected process must send its id
 
@@ -213,11 +215,11 @@ def check_equal_across_processes(values: Mapping[str, Any]) -> None:
         raise ValueError("The processes have different settings:\n" + "\n".join(lines))
 
 
-def broadcast_from_process_0(compute: Callable[[], str]) -> str:
-    """Call `compute` on process 0 and return its string on all processes.
+def broadcast_from_process_0(compute: Callable[[], T]) -> T:
+    """Call `compute` on process 0 and return its value on all processes; also a barrier.
 
     Args:
-        compute: Function that returns the string; called on process 0 only.
+        compute: Function that returns a JSON value; called on process 0 only.
 
     Returns:
         Its result, on every process.
@@ -227,16 +229,16 @@ def broadcast_from_process_0(compute: Callable[[], str]) -> str:
     """
     if jax.process_count() == 1:
         return compute()
-    error_and_value = ["", ""]
+    error_and_value: list[Any] = ["", None]
     if is_primary_process():
         try:
             error_and_value = ["", compute()]
         except (ValueError, OSError) as error:
-            error_and_value = [str(error), ""]
-    error_message, decision = json.loads(all_gather_strings(json.dumps(error_and_value))[0])
+            error_and_value = [str(error), None]
+    error_message, value = json.loads(all_gather_strings(json.dumps(error_and_value))[0])
     if error_message:
         raise ValueError(error_message)
-    return decision
+    return value
 
 
 def all_gather_strings(text: str) -> list[str]:

@@ -138,14 +138,15 @@ def described(description: str, program: str) -> str:
 
 
 def run_program(
-    main: Callable[[RunType], Any],
-    runs: Mapping[str, RunType],
-    description: str,
+    main: Callable[[Any], Any],
+    runs: Mapping[str, Any] | type,
+    description: str | None,
     arguments: list[str] | None = None,
 ) -> None:
-    """Parse the command line and call `main`; errors of the user print one sentence."""
+    """Parse a named run or a dataclass and call `main`; errors of the user print one sentence."""
     with readable_errors():
-        main(parse_run(runs, description, arguments))
+        parse: Any = parse_args if isinstance(runs, type) else parse_run
+        main(parse(runs, description, arguments))
 
 
 def check_flags(run: Any, arguments: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.generation import rolling_windows
 from jaxformer.json_files import get_field
-from jaxformer.run.command_line import parse_args, readable_errors
+from jaxformer.run.command_line import run_program
 from jaxformer.run.evaluator import Evaluate, Evaluator, ScoringRequest, load_evaluator
 from jaxformer.training.progress import format_count
 
@@ -80,8 +80,7 @@ def evaluate(run: Evaluate) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Evaluate by the command line."""
-    with readable_errors():
-        evaluate(parse_args(Evaluate, __doc__ or "", arguments))
+    run_program(evaluate, Evaluate, __doc__, arguments)
 
 
 def check_output_file(path: Path, inputs: Sequence[str | Path | None] = ()) -> None:

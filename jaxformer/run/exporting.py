@@ -154,7 +154,7 @@ def write_folder(run: Export) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """Export by the command line."""
-    run_program(export, RUNS, __doc__ or "", arguments)
+    run_program(export, RUNS, __doc__, arguments)
 
 
 def export_adapter(run: Export, model: LoadedModel, source: Path | None, output: Path) -> Path:

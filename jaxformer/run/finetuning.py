@@ -98,4 +98,4 @@ def train_pretrained(run: Finetune) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """Fine-tune by the command line."""
-    run_program(train_pretrained, RUNS, __doc__ or "", arguments)
+    run_program(train_pretrained, RUNS, __doc__, arguments)

@@ -381,9 +381,7 @@ def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
 
 def shared_stop_tokens(output: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
     """Stop tokens of a run, by the copies in the output folder of process 0."""
-    return tuple(
-        json.loads(broadcast_from_process_0(lambda: json.dumps(learned_stop(output, tokenizer))))
-    )
+    return tuple(broadcast_from_process_0(lambda: learned_stop(output, tokenizer)))
 
 
 def learned_stop(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:

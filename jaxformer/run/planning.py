@@ -10,14 +10,13 @@ import tyro
 from jaxformer import zoo
 from jaxformer.checks import AtLeastOne, Checked, Size
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
-from jaxformer.errors import readable_errors
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import plan_report
 from jaxformer.parallel.chips import Chip, chip_from_device_kind, get_chip
 from jaxformer.parallel.memory import OptimizerKind
 from jaxformer.parallel.mesh import MeshConfig
 from jaxformer.parallel.plan import Workload, plan, smallest_fitting_mesh, with_largest_batch
-from jaxformer.run.command_line import parse_args
+from jaxformer.run.command_line import run_program
 
 SUMMARY = "Estimated memory and time of a training step, without a device."
 DEFAULT_LENGTH = 4096
@@ -68,8 +67,7 @@ class Plan(Checked):
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print the plan."""
-    with readable_errors():
-        print(plan_text(parse_args(Plan, SUMMARY, arguments)))
+    run_program(lambda options: print(plan_text(options)), Plan, SUMMARY, arguments)
 
 
 def plan_text(options: Plan) -> str:

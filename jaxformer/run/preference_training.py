@@ -139,7 +139,7 @@ def train_on_pairs(run: Dpo) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train on preferences by the command line."""
-    run_program(train_on_pairs, RUNS, __doc__ or "", arguments)
+    run_program(train_on_pairs, RUNS, __doc__, arguments)
 
 
 def check_pairs_divide(run: Dpo, num_shards: int) -> None:

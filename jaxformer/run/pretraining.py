@@ -198,7 +198,7 @@ def train_on_text(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """Pretrain by the command line."""
-    run_program(train_on_text, RUNS, __doc__ or "", arguments)
+    run_program(train_on_text, RUNS, __doc__, arguments)
 
 
 def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCorpus:

@@ -2,14 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxformer import parallel
 from jaxformer.config import from_json, to_json
 from jaxformer.data import Tokenizer
+from jaxformer.parallel import broadcast_from_process_0
 from jaxformer.run.object_store import reached
 from jaxformer.run.output_folder import RUN_FILE, choose_folder, has_saved_run, tokenizer_digest
 from jaxformer.run.run_config import AnyRunConfig, RunConfig, flatten
@@ -59,7 +58,7 @@ def checkpoint_description(
 
 def has_checkpoint(checkpoints: Checkpoints) -> bool:
     """Whether process 0 finds a checkpoint."""
-    return process_0_decides(lambda: bool(checkpoints.all_steps()))
+    return broadcast_from_process_0(lambda: bool(checkpoints.all_steps()))
 
 
 def step_to_resume(
@@ -75,7 +74,7 @@ def step_to_resume(
     check_unchanged(checkpoints.read_description(step), description)
     checkpoints.delete_old()
     if step > run.steps or (
-        step == run.steps and process_0_decides(lambda: has_final_evaluation(output, step))
+        step == run.steps and broadcast_from_process_0(lambda: has_final_evaluation(output, step))
     ):
         if run.resume_or_begin and step == run.steps:
             print(f"{output} is already complete: it has {step} steps.")
@@ -105,8 +104,3 @@ def has_final_evaluation(output: Path, step: int) -> bool:
     lines = read_json_lines(file) if file.exists() else []
     last = (line for line in lines if line["step"] == step)
     return any(name.startswith("final_") for line in last for name in line)
-
-
-def process_0_decides(condition: Callable[[], bool]) -> bool:
-    """The condition on process 0, which all processes follow."""
-    return parallel.broadcast_from_process_0(lambda: str(condition())) == "True"

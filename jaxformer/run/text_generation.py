@@ -214,7 +214,7 @@ def generate(run: Generate) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Generate by the command line."""
-    run_program(generate, RUNS, __doc__ or "", arguments)
+    run_program(generate, RUNS, __doc__, arguments)
 
 
 def load_speaker(run: Generate) -> TextGenerator:

@@ -90,13 +90,12 @@ def print_export_note(config: TransformerConfig) -> None:
         print("Note: jaxformer export cannot write this model.", *str(error).split()[:60])
 
 
-def check_wandb() -> str:
+def check_wandb() -> None:
     """Raise unless this machine is logged in to Weights & Biases."""
     try:
         metrics.check_wandb_login()
     except ImportError as error:
         raise ValueError(str(error)) from error
-    return ""
 
 
 def check_vocabulary(

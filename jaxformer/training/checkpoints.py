@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from jaxformer.json_files import json_digest
-from jaxformer.parallel import is_primary_process
+from jaxformer.parallel import broadcast_from_process_0, is_primary_process
 from jaxformer.parallel.sharding import flatten_to_paths
 from jaxformer.training.array_records import (
     SCHEMA,
@@ -152,7 +151,8 @@ class Checkpoints:
             self._manager.wait_until_finished()
         except Exception as raised:  # whatever the storage raises: OSError, ValueError, ...
             error = raised
-        if broadcast_int(error is not None) or error:  # all processes raise together
+        # All processes raise together.
+        if broadcast_from_process_0(lambda: error is not None) or error:
             raise self._save_error(step, error or "it failed in process 0") from error
         self._delete_matching(TRASH_FOLDER)
 
@@ -204,7 +204,7 @@ class Checkpoints:
                 valid_step = step
                 break
             report(f"{self._damage_error(step, damage)} An earlier one is used.")
-        valid_step = broadcast_int(valid_step)
+        valid_step = broadcast_from_process_0(lambda: valid_step)
         if valid_step == NO_STEP:
             damaged = f": {self._steps_text()} are damaged" if steps else ""
             raise ValueError(f"There is no checkpoint in {self.folder}{damaged}.")
@@ -314,7 +314,7 @@ class Checkpoints:
             aside.rmtree(missing_ok=True)
             (self.folder / str(old)).rename(aside)
         if passed_over:
-            broadcast_int(0)  # waits until process 0 has renamed them
+            broadcast_from_process_0(lambda: None)  # waits until process 0 has renamed them
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=self,
@@ -436,8 +436,3 @@ def with_sharding(x: Any) -> jax.ShapeDtypeStruct:
     """ShapeDtypeStruct with a sharding; the first device if `x` has none."""
     sharding = getattr(x, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def broadcast_int(number: int) -> int:
-    """Broadcast an integer from process 0; also a barrier."""
-    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
