@@ -150,7 +150,7 @@ def test_a_sum_is_what_there_is_without_an_option(block):
 
 
 @pytest.mark.parametrize("name", ["serial", "gated, sandwich", *STATES])
-@pytest.mark.slow(but=["serial", "streams", "history"])
+@pytest.mark.slow(but=["streams"])
 def test_with_a_cache_it_is_the_whole_text_at_once(name):
     assert_cached_is_whole(CONFIGS[name])
 
@@ -247,6 +247,7 @@ def test_no_family_has_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", STATES)
+@pytest.mark.slow(but=["streams", "history"])
 def test_a_state_is_the_same_in_a_loop_unrolled_and_layer_by_layer(name):
     config, tokens = CONFIGS[name], texts().tokens[:2, :9]
     params = random_params(config)
@@ -319,17 +320,20 @@ def test_work_and_memory_of_streams():
     assert kept[0] - kept[1] == 3 * 4 * 10 * width * 2
 
 
-def test_hyper_connections_begin_as_the_sum():
+OPTIONS = {"dynamic": c.HyperConnections(num_streams=3), "fixed": c.HyperConnections(dynamic=False)}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.slow(but=["dynamic"])
+def test_hyper_connections_begin_as_the_sum(option):
     """All streams are alike at first, and the final norm does not see how many there are."""
     plain = of(None, num_layers=3)
     tokens = texts().tokens[:2, :9]
     params = jax.jit(Transformer(plain).init)(jax.random.key(0), tokens)["params"]
-    for option in (c.HyperConnections(num_streams=3), c.HyperConnections(dynamic=False)):
-        config = replace(plain, residual=option)
-        its = jax.jit(Transformer(config).init)(jax.random.key(0), tokens)["params"]
-        np.testing.assert_allclose(
-            jitted_forward(config)(its, tokens), jitted_forward(plain)(params, tokens), atol=1e-4
-        )
+    config = replace(plain, residual=option)
+    its = jax.jit(Transformer(config).init)(jax.random.key(0), tokens)["params"]
+    expected = jitted_forward(plain)(params, tokens)
+    np.testing.assert_allclose(jitted_forward(config)(its, tokens), expected, atol=1e-4)
 
 
 STREAMS_REFUSED = {

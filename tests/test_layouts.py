@@ -30,7 +30,7 @@ from jaxformer.layers.parameter_metadata import cast_parameters, check_parameter
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training import train_step
 from jaxformer.training.gradient import Objective, make_value_and_grad
-from tests.small_models import BASE, random_params
+from tests.small_models import BASE, jitted_forward, random_params
 from tests.test_custom_options import texts
 
 CONFIG = replace(zoo.get("gemma-2-2b").tiny(), num_layers=5)  # windows in turns, with a tail
@@ -148,7 +148,7 @@ def lens(config, params):
 
 WRITERS = {"save_pretrained": saved, "save_adapter": saved_adapter, "load_adapter": read_adapter}
 TAKING = {
-    "apply": lambda *model: Transformer(model[0]).apply({"params": model[1]}, TOKENS),
+    "apply": lambda config, params: jitted_forward(config)(params, TOKENS),
     "apply with a cache": cached,
     "cast_parameters": half,
     "merge_lora": merged,
@@ -181,7 +181,7 @@ TAKING = {
 
 
 @pytest.mark.parametrize("taking", TAKING)
-@pytest.mark.slow(but=["apply with a cache", "cast_parameters", "run", "generate"])
+@pytest.mark.slow(but=["apply", "cast_parameters", "generate"])
 def test_either_layout_gives_the_same(taking, monkeypatch):
     monkeypatch.setattr(layouts, "MAX_COMPILED_LAYERS", 0)  # stacked parameters decode so
     config = {"merge_lora": ADAPTED, "gradients": WITH_EXPERTS}.get(taking, CONFIG)
@@ -194,6 +194,7 @@ def test_either_layout_gives_the_same(taking, monkeypatch):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.slow(but=["save_pretrained", "save_adapter"])
 def test_either_layout_is_written_and_read_alike(writer, tmp_path):
     config = CONFIG if writer == "save_pretrained" else ADAPTED
     params = random_params(config)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer
-from jaxformer import Transformer, generate
+from jaxformer import generate
 from jaxformer.config import DynamicNTK, Embedding, Encoder, EncoderDecoder, Learned, LongRope, Rope
 from jaxformer.generation import Beam, Greedy, Sample, decode, steps, stream
 from jaxformer.generation import decode_loop as programs
@@ -160,11 +160,9 @@ def test_bfloat16_converts_kernels_once_and_norms_never(config, params, prompts,
     options = dict(max_new_tokens=3, dtype=jnp.bfloat16)
     *_, last = stream(config, params, prompts, **options)
     np.testing.assert_array_equal(last, generate(config, params, prompts, **options)[:, -1])
-    logits = [
-        Transformer(config, dtype=jnp.bfloat16).apply({"params": tree}, prompts)
-        for tree in (params, cast_parameters(config, params, jnp.bfloat16))
-    ]
-    np.testing.assert_array_equal(*logits)
+    forward = jitted_forward(config, dtype=jnp.bfloat16)
+    trees = params, cast_parameters(config, params, jnp.bfloat16)
+    np.testing.assert_array_equal(*(forward(tree, prompts) for tree in trees))
 
 
 @pytest.mark.parametrize(

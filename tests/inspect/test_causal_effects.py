@@ -260,7 +260,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.slow(but=["pre", "scalars", "narrow"])
+@pytest.mark.slow(but=["scalars", "narrow"])
 def test_attributions_add_up_to_the_logit(name, build):
     config, params, tokens, inputs = build(**SUMS[name])
     wrong = jnp.arange(7) + 5
@@ -284,9 +284,7 @@ TOPOLOGIES = {"decoder": None, "pair": EncoderDecoder(num_encoder_layers=1)}
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("norms", NORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.slow(
-    but=["parallel_shared_norm-pre-sandwich-decoder", "parallel_shared_norm-sandwich-pair"]
-)
+@pytest.mark.slow(but=["parallel_shared_norm-pre-sandwich-decoder"])
 def test_every_block_is_the_sum_of_its_parts_and_is_patched_whole(block, norms, topology, build):
     """With all branches of another run the run is the other one; a layer's parts are its own."""
     fields = {} if TOPOLOGIES[topology] is None else {"topology": TOPOLOGIES[topology]}
@@ -318,6 +316,7 @@ def test_every_block_is_the_sum_of_its_parts_and_is_patched_whole(block, norms, 
 
 
 @pytest.mark.parametrize("name", ["sandwich", "outside"])
+@pytest.mark.slow(but=["outside"])
 def test_branches_of_zeros_have_parts_of_zero(name, build):
     config, params, tokens, _ = build(**SUMS[name] | {"norm_placement": "sandwich"})
     silent = without_rows(config, params, 2, head=None)
@@ -366,6 +365,7 @@ def test_attributions_that_do_not_exist_are_refused(build):
 
 
 @pytest.mark.parametrize("placement", ["pre", "sandwich"])
+@pytest.mark.slow(but=["sandwich"])
 def test_composition_is_that_of_whole_matrices(placement, build):
     config, params, *_ = build(norm_placement=placement, norm=LayerNorm())
     scores = inspect.composition_scores(config, params)

@@ -54,7 +54,7 @@ def other_tokens(config, tokens):
     return (tokens + 5) % config.vocab_size
 
 
-@pytest.mark.slow(but=["multi_head", "decay", "convolution"])
+@pytest.mark.slow(but=["multi_head"])
 def test_values_of_the_run_itself_change_no_bit(model):
     config, params, tokens, inputs = model
     run = inspect.run(config, params, tokens, **inputs)
@@ -66,7 +66,7 @@ def test_values_of_the_run_itself_change_no_bit(model):
     np.testing.assert_allclose(run.logits, plain, atol=5e-5)  # another program rounds otherwise
 
 
-@pytest.mark.slow(but=["multi_head", "latent"])
+@pytest.mark.slow(but=["latent"])
 def test_the_stream_of_another_run_gives_its_logits(model):
     config, params, tokens, inputs = model
     other = inspect.run(config, params, other_tokens(config, tokens), **inputs)
@@ -80,7 +80,7 @@ def test_the_stream_of_another_run_gives_its_logits(model):
     assert float(jnp.abs(own - other.logits).max()) > 0.1
 
 
-@pytest.mark.slow(but=["multi_head", "linear"])
+@pytest.mark.slow(but=["linear"])
 def test_a_silent_head_has_no_rows_in_the_output_projection(model):
     config, params, tokens, inputs = model
     layers = inspect.run(config, params, tokens, **inputs).values["heads"]

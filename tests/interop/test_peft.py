@@ -1,7 +1,6 @@
 """Adapters as PEFT's folders: written, read, and against PEFT itself (mark `parity`)."""
 
 import ast
-import functools
 import importlib
 import inspect
 import json
@@ -9,14 +8,13 @@ import re
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file, save_file
 
-from jaxformer import Transformer, zoo
 from jaxformer import config as c
+from jaxformer import zoo
 from jaxformer.interop import (
     load_adapter,
     load_config,
@@ -37,29 +35,17 @@ from jaxformer.layers.lora import is_adapter
 from tests.interop.golden_files import NAMES, read_golden
 from tests.interop.golden_files import write_folder as write_golden_folder
 from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
-from tests.small_models import random_params
+from tests.small_models import jitted_forward, random_params
 
 LORA = c.LoRA(rank=2, alpha=3.0)
 # Separate kernels; Conv1D [inputs, outputs], fused; fused by head; fused query, key and value.
 MODELS = ("llama-2-7b", "gpt-2-xl", "gpt-neox-20b", "phi-3-mini")
-TOKENS = jnp.arange(14).reshape(2, 7)
+TOKENS = np.arange(14).reshape(2, 7)
 ADAPTER_FILES = ("model.safetensors", "config.json")
 NOT_IN_TRANSFORMERS = {*REFERENCES_WITHOUT_FAMILY, "qwen1_14b", "ref_phi3_small"}
 NOT_IN_TRANSFORMERS |= {"ref_baichuan2_7b", "ref_baichuan2_13b"}
 DENSE = ["mlp.gate_proj.weight", "shared_experts.up_proj.weight", "mlp.down_proj.weight"]
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-
-
-@functools.cache
-def draw(config):
-    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
-    leaves = flatten_dict(params, sep="/")
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = {
-        path: x * 0.8 + 0.1 * jax.random.normal(key, x.shape) if is_adapter(path) else x
-        for (path, x), key in zip(leaves.items(), keys, strict=True)
-    }
-    return unflatten_dict(drawn, sep="/")
 
 
 def split(config, params):
@@ -73,7 +59,7 @@ def split(config, params):
 )
 def adapted(request):
     config = replace(zoo.get(request.param).tiny(), adapter=LORA)
-    return config, draw(config)
+    return config, random_params(config)
 
 
 def test_tensors_are_the_update_of_each_weight(adapted, tmp_path):
@@ -109,24 +95,21 @@ def test_a_folder_is_read_as_it_was_written(adapted, tmp_path, fields):
     config = replace(config, adapter=replace(LORA, **fields))
     if config.head.tied and "head" in config.adapter.targets:
         config = replace(config, adapter=replace(LORA, targets=("down",)))
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "adapter", config, params)
     read_config, read = load_adapter(tmp_path / "adapter", *split(config, params))
-    logits = [
-        Transformer(config).apply({"params": params}, TOKENS)
-        for config, params in ((config, params), (read_config, read))
-    ]
+    models = (config, params), (read_config, read)
+    logits = [jitted_forward(config)(params, TOKENS) for config, params in models]
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-5)
     save_adapter(tmp_path / "again", read_config, read)
     again = load_adapter(tmp_path / "again", *split(read_config, read))
-    np.testing.assert_allclose(
-        Transformer(again.config).apply({"params": again.params}, TOKENS), logits[0], atol=1e-5
-    )
+    read_again = jitted_forward(again.config)(again.params, TOKENS)
+    np.testing.assert_allclose(read_again, logits[0], atol=1e-5)
 
 
 def test_layers_without_an_adapter_and_other_ranks_are_filled_with_zeros(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_model.safetensors"
     tensors = {name: x for name, x in load_file(path).items() if ".layers.1." not in name}
@@ -146,8 +129,8 @@ def test_layers_without_an_adapter_and_other_ranks_are_filled_with_zeros(tmp_pat
         path: x.at[1].set(0) if is_adapter(path) else x
         for path, x in flatten_dict(params, sep="/").items()
     }
-    expected = Transformer(config).apply({"params": unflatten_dict(leaves, sep="/")}, TOKENS)
-    actual = Transformer(read_config).apply({"params": read}, TOKENS)
+    expected = jitted_forward(config)(unflatten_dict(leaves, sep="/"), TOKENS)
+    actual = jitted_forward(read_config)(read, TOKENS)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
@@ -222,7 +205,7 @@ def test_what_a_folder_of_adapters_cannot_hold(tmp_path):
 )
 def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -232,7 +215,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
 
 def test_adapters_of_another_base_are_refused(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params, base="org/llama")
     with pytest.raises(ValueError, match="are of org/llama; got the model org/qwen"):
         load_adapter(tmp_path / "x", *split(config, params), base_name="org/qwen")
@@ -259,7 +242,7 @@ def test_adapters_of_another_base_are_refused(tmp_path):
 )
 def test_damaged_tensors_are_refused(tmp_path, change, message):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_model.safetensors"
     tensors = load_file(path)
@@ -271,7 +254,7 @@ def test_damaged_tensors_are_refused(tmp_path, change, message):
 
 def test_patterns_are_regular_expressions_as_in_peft(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_config.json"
     settings = json.loads(path.read_text())
@@ -383,7 +366,7 @@ def test_a_table_of_encoder_and_decoder_is_two_modules(tmp_path):
 
 def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
     config = replace(zoo.get("phi-3-mini").tiny(), adapter=LORA)
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     assert load_adapter(tmp_path / "x", *split(config, params)).config.adapter.rank == LORA.rank
 
@@ -393,7 +376,7 @@ def test_some_parts_of_a_fused_tensor_have_adapters(tmp_path):
     for targets in (("query", "value"), ("value",)):
         adapter = replace(LORA, targets=targets)
         config = replace(zoo.get("gpt-2-xl").tiny(), adapter=adapter)
-        params, folder = draw(config), tmp_path / "-".join(targets)
+        params, folder = random_params(config), tmp_path / "-".join(targets)
         save_adapter(folder, config, params)
         tensors = load_file(folder / "adapter_model.safetensors")
         b = tensors["base_model.model.transformer.h.0.attn.c_attn.lora_B.weight"]
@@ -408,7 +391,7 @@ def test_some_parts_of_a_fused_tensor_have_adapters(tmp_path):
 
 def test_layers_without_dora_stay_as_they_are(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=replace(LORA, dora=True))
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_model.safetensors"
     tensors = {name: x for name, x in load_file(path).items() if ".layers.1." not in name}
@@ -428,7 +411,7 @@ def test_trained_modules_are_saved_whole(tmp_path):
         ("gemma-2-2b", ("embedding",), ["lm_head", "model.embed_tokens"]),
     ):
         config = replace(zoo.get(name).tiny(), adapter=replace(LORA, trained=trained))
-        params = draw(config)
+        params = random_params(config)
         save_adapter(tmp_path / name, config, params)
         settings = json.loads((tmp_path / name / "adapter_config.json").read_text())
         assert settings["modules_to_save"] == modules
@@ -440,7 +423,7 @@ def test_trained_modules_are_saved_whole(tmp_path):
         copies = ("lm_head.original_module.weight", "lm_head.modules_to_save.weight")
         stored |= {f"base_model.model.{copy}": np.zeros_like(head) for copy in copies}
         save_file(stored, tmp_path / name / "adapter_model.safetensors")
-        base, base_params = split(config, jax.tree.map(jnp.zeros_like, params))
+        base, base_params = split(config, jax.tree.map(np.zeros_like, params))
         read = load_adapter(tmp_path / name, base, base_params)
         if not config.head.tied:
             assert read.config.adapter.trained == ("decoder/final_norm", "head")
@@ -463,7 +446,8 @@ def test_modules_above_the_kernels_are_saved_whole(tmp_path):
     experts = {f"{x}_proj{end}" for x in ("gate_up", "down") for end in ("", "_bias")}
     assert whole == {f"self_attn.{x}" for x in attention} | {f"mlp.experts.{x}" for x in experts}
     path.write_text(json.dumps(settings | {"modules_to_save": ["experts", "attn"]}))
-    read = load_adapter(tmp_path / "x", *split(config, jax.tree.map(jnp.zeros_like, params)))
+    zeros = jax.device_put(jax.tree.map(np.zeros_like, params))
+    read = load_adapter(tmp_path / "x", *split(config, zeros))
     for leaf, x in flatten_dict(read.params, sep="/").items():
         if leaf.startswith("decoder/") and ("attention/" in leaf or "/experts/" in leaf):
             np.testing.assert_array_equal(x, flatten_dict(params, sep="/")[leaf])
@@ -471,7 +455,7 @@ def test_modules_above_the_kernels_are_saved_whole(tmp_path):
 
 def test_whole_tensors_that_files_hold_otherwise_are_refused(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=replace(LORA, trained=("final_norm",)))
-    params = draw(config)
+    params = random_params(config)
     save_adapter(tmp_path / "x", config, params)
     path = tmp_path / "x" / "adapter_model.safetensors"
     experts = {"base_model.model.model.layers.0.mlp.experts.down_proj": np.zeros((2, 3))}
@@ -514,17 +498,17 @@ def test_logits_are_those_of_peft_both_ways(name, fields, tmp_path):
                 parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
             elif "lora_" in parameter_name:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
-        expected = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+        expected = model(torch.tensor(TOKENS)).logits.numpy()
     model.save_pretrained(tmp_path / "theirs")
     config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
-    logits = np.asarray(Transformer(config).apply({"params": params}, TOKENS))
+    logits = np.asarray(jitted_forward(config)(params, TOKENS))
     largest = np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
     save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
     with torch.no_grad():
-        back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+        back = model(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(back, expected, atol=1e-5 * largest)
 
 
@@ -577,17 +561,17 @@ def compare_with_peft(model, fields, tmp_path):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.2 * torch.randn_like(parameter))
-        expected = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+        expected = model(torch.tensor(TOKENS)).logits.numpy()
     model.save_pretrained(tmp_path / "theirs")
     config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
-    logits = np.asarray(Transformer(config).apply({"params": params}, TOKENS))
+    logits = np.asarray(jitted_forward(config)(params, TOKENS))
     largest = np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
     save_adapter(tmp_path / "ours", config, params, base=str(tmp_path / "base"))
     options = {"experts_implementation": "eager"}
     model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours", **options).eval()
     with torch.no_grad():
-        back = model(torch.tensor(np.array(TOKENS))).logits.numpy()
+        back = model(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(back, expected, atol=1e-5 * largest)
 
 
@@ -645,7 +629,7 @@ def test_the_table_of_encoder_and_decoder_has_its_logits_both_ways(name, fields,
     transformers = pytest.importorskip("transformers", reason=reason)
     peft = pytest.importorskip("peft", reason=reason)
     write_golden_folder(read_golden(name), tmp_path / "base")
-    kind, tokens = transformers.AutoModelForSeq2SeqLM, torch.tensor(np.array(TOKENS))
+    kind, tokens = transformers.AutoModelForSeq2SeqLM, torch.tensor(TOKENS)
     options = {"target_modules": ["q"], "task_type": "SEQ_2_SEQ_LM"} | fields
     base = kind.from_pretrained(tmp_path / "base")
     model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, **options)).eval()
@@ -661,7 +645,7 @@ def test_the_table_of_encoder_and_decoder_has_its_logits_both_ways(name, fields,
     assert np.abs(expected - unadapted).max() > 0.1 * largest
     model.save_pretrained(tmp_path / "theirs")
     config, params = load_adapter(tmp_path / "theirs", *load_pretrained(tmp_path / "base"))
-    logits = Transformer(config).apply({"params": params}, TOKENS, source=TOKENS)
+    logits = jitted_forward(config)(params, TOKENS, source=TOKENS)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * largest)
     save_adapter(tmp_path / "ours", config, params)
     base = kind.from_pretrained(tmp_path / "base")

@@ -116,6 +116,7 @@ def test_res_post_placement(parts):
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+@pytest.mark.slow(but=["parallel"])
 def test_each_layer_has_its_own_placement(block, config, normal, randomise):
     places = "pre", "post", "sandwich", "res_post"
     by_layer = config(block=block, norm_placement=places, num_layers=4)
@@ -139,6 +140,7 @@ def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
 
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res_post"])
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+@pytest.mark.slow(but=["serial-pre", "parallel-sandwich", "parallel_shared_norm-post"])
 def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
     block, placement, config, normal, randomise
 ):
@@ -170,7 +172,7 @@ def test_a_scalar_multiplies_what_leaves_a_layer(block, config, normal, randomis
         for cfg, p in ((plain, params), (scaled, known))
     ]
     np.testing.assert_allclose(outputs[1], 0.3 * outputs[0], rtol=1e-6)
-    fresh = Block(scaled, scaled.layers[0], MODE).init(jax.random.key(0), x, g)
+    fresh = jax.jit(Block(scaled, scaled.layers[0], MODE).init)(jax.random.key(0), x, g)
     assert fresh["params"]["layer_scalar"] == 1
 
 

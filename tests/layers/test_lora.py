@@ -21,6 +21,7 @@ from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.pmap_train_step import make_pmap_train_step
 from jaxformer.training.schedules import Constant
+from tests.small_models import jitted_forward, random_params
 
 BASE = c.TransformerConfig(
     vocab_size=32,
@@ -41,35 +42,19 @@ ADAPTED = {
         BASE, attention=LATENT, adapter=replace(LORA, dora=True, targets=("key", "value"))
     ),
 }
-TOKENS = jnp.arange(24).reshape(2, 12)
+TOKENS = np.arange(24).reshape(2, 12)
 DATA = MeshConfig(data=1)
 
 
-def draw(config, seed=0):
-    """Parameters whose adapters change the model."""
-    params = Transformer(config).init(jax.random.key(seed), TOKENS)["params"]
-    leaves = flatten_dict(params, sep="/")
-    key = jax.random.key(seed + 1)
-    return unflatten_dict(
-        {
-            path: x * 0.8 + 0.1 * jax.random.normal(jax.random.fold_in(key, i), x.shape)
-            if is_adapter(path)
-            else x
-            for i, (path, x) in enumerate(leaves.items())
-        },
-        sep="/",
-    )
-
-
 def logits(config, params):
-    return Transformer(config).apply({"params": params}, TOKENS)
+    return np.asarray(jitted_forward(config)(params, TOKENS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_new_adapter_changes_nothing(name):
     config = ADAPTED[name]
-    params = Transformer(config).init(jax.random.key(0), TOKENS)["params"]
+    params = jax.jit(Transformer(config).init)(jax.random.key(0), TOKENS)["params"]
     leaves = flatten_dict(params, sep="/")
     frozen = {path: x for path, x in leaves.items() if not is_adapter(path)}
     base = logits(replace(config, adapter=None), unflatten_dict(frozen, sep="/"))
@@ -79,7 +64,7 @@ def test_a_new_adapter_changes_nothing(name):
 @pytest.mark.slow(but=["dora"])
 @pytest.mark.parametrize("name", ADAPTED)
 def test_merged_equals_adapted(name):
-    config, params = ADAPTED[name], draw(ADAPTED[name])
+    config, params = ADAPTED[name], random_params(ADAPTED[name])
     merged_config, merged = merge_lora(config, params)
     assert merged_config == replace(config, adapter=None)
     base = unflatten_dict(
@@ -94,12 +79,12 @@ def test_adapters_of_another_configuration_are_not_merged():
     config = ADAPTED["dora"]
     wider = replace(config, adapter=replace(config.adapter, rank=4))
     with pytest.raises(ValueError, match=r"query/lora_a is \[.*2\], not \[.*4\]"):
-        merge_lora(wider, draw(config))
+        merge_lora(wider, random_params(config))
 
 
 def test_the_formula_in_float64():
     config = ADAPTED["dora"]
-    params = draw(config)
+    params = random_params(config)
     kernel, a, b, magnitude = (
         np.asarray(params["decoder"]["layers"]["layer_0"]["attention"]["out"][name][1], np.float64)
         for name in ("kernel", "lora_a", "lora_b", "lora_magnitude")
@@ -183,7 +168,7 @@ def test_pmap_trains_what_a_mesh_trains():
 
 def test_adapters_begin_on_the_parameters_that_are_passed():
     config = replace(BASE, adapter=replace(LORA, dora=True, base_dtype="bfloat16"))
-    base = Transformer(BASE).init(jax.random.key(3), TOKENS)["params"]
+    base = random_params(BASE)
     expected = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16), np.float32), base)
     kernel = expected["decoder"]["layers"]["layer_0"]["attention"]["query"]["kernel"]
     mesh = make_mesh(DATA, jax.devices()[:1])
@@ -221,14 +206,11 @@ def test_muon_leaves_adapters_to_adam_unless_asked():
 
 def test_dropout_is_on_in_training_only():
     config = replace(BASE, adapter=replace(LORA, dropout=0.5))
-    params, model = draw(config), Transformer(config)
-    np.testing.assert_array_equal(
-        logits(config, params), logits(replace(BASE, adapter=LORA), params)
-    )
+    params = random_params(config)
+    expected = logits(replace(BASE, adapter=LORA), params)
+    np.testing.assert_array_equal(logits(config, params), expected)
     options = {"deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
-    assert not np.allclose(
-        model.apply({"params": params}, TOKENS, **options), logits(config, params)
-    )
+    assert not np.allclose(jitted_forward(config)(params, TOKENS, **options), expected)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen-3-next-80b-a3b", "t5-small"])
@@ -260,7 +242,7 @@ def test_a_rank_above_the_width_of_a_map():
     experts = replace(EXPERTS.feed_forward[0], shared=shared)
     adapter = c.LoRA(rank=3, targets=("shared_gate",))
     config = replace(EXPERTS, feed_forward=(experts,), num_layers=1, adapter=adapter)
-    params = draw(config)
+    params = random_params(config)
     gate = params["decoder"]["layers"]["layer_0"]["feed_forward"]["shared_gate"]
     assert gate["lora_a"].shape == (1, 16, 3) and gate["lora_b"].shape == (1, 3, 1)
     expected = logits(*merge_lora(config, params))

@@ -33,6 +33,7 @@ def test_chunks_are_texts_of_their_own():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow(but=["chunks alone"])
 def test_cached_generation_is_the_whole_text_at_every_split(name):
     config = CONFIGS[name]
     params, run = random_params(config), jitted_forward(config)

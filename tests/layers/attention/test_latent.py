@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +121,9 @@ def test_adapted_keys_and_values_are_the_kernels_with_their_updates(
     np.testing.assert_allclose(actual, by_hand(choice, merged, x), atol=3e-5)
     query, kv = normal(B, T, N, P + R), LatentCache(normal(B, T, 1, C), normal(B, T, 1, R))
     expanded, absorbed = (
-        module.apply({"params": params}, query, kv, guide, method=f"attend_{form}")
+        jax.jit(partial(module.apply, method=f"attend_{form}"))(
+            {"params": params}, query, kv, guide
+        )
         for form in ("expanded", "absorbed")
     )
     np.testing.assert_allclose(absorbed, expanded, atol=3e-5)

@@ -195,7 +195,8 @@ def test_a_cache_of_constant_size():
 @pytest.mark.slow
 def test_initial_steps_and_rates_are_within_their_limits():
     module = Module(BASE, replace(GATED_DELTA, num_heads=400), RuntimeConfig())
-    params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), NO_INPUTS)["params"]
+    begin = jax.jit(lambda key: module.init(key, jnp.zeros((1, BASE.model_dim)), NO_INPUTS))
+    params = begin(jax.random.key(0))["params"]
     steps = np.log1p(np.exp(np.float64(params["step_bias"]["bias"])))
     rates = np.exp(np.float64(params["rate"]["bias"]))
     assert 0.001 < steps.min() < 0.0015 and 0.06 < steps.max() < 0.1

@@ -132,7 +132,8 @@ def test_initial_decays_and_gates():
     """Decays of 0.9 to 0.999 where the gate is 1; inputs of a gate are those of its head."""
     module = rg_lru.RGLRU(BASE, RGLRU(num_heads=3, head_dim=100), RuntimeConfig())
     inputs = MixerInputs(np.arange(1), None, None)
-    params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), inputs)["params"]
+    begin = jax.jit(lambda key: module.init(key, jnp.zeros((1, BASE.model_dim)), inputs))
+    params = begin(jax.random.key(0))["params"]
     decays = np.exp(-8 * np.log1p(np.exp(np.float64(params["rate"]["bias"]))))
     assert 0.9 < decays.min() < 0.903 and 0.996 < decays.max() < 0.999
     for name in ("input_gate", "decay_gate"):

@@ -132,7 +132,8 @@ def test_costs_on_paper():
 def test_initial_steps_and_rates():
     """Rates of 1, 2, ... of each feature, steps of a thousandth to a tenth."""
     module = Module(BASE, replace(MAMBA, width=400), RuntimeConfig())
-    params = module.init(jax.random.key(0), jnp.zeros((1, BASE.model_dim)), NO_INPUTS)["params"]
+    begin = jax.jit(lambda key: module.init(key, jnp.zeros((1, BASE.model_dim)), NO_INPUTS))
+    params = begin(jax.random.key(0))["params"]
     steps = np.log1p(np.exp(np.float64(params["step_bias"]["bias"])))
     assert 0.001 < steps.min() < 0.0015 and 0.06 < steps.max() < 0.1
     rates = np.exp(np.float64(params["rate"]["bias"]))
