@@ -336,6 +336,16 @@ def test_hyper_connections_begin_as_the_sum(option):
     np.testing.assert_allclose(jitted_forward(config)(its, tokens), expected, atol=1e-4)
 
 
+def test_a_sum_scaled_by_depth_is_the_sum_of_its_parts_over_the_root_of_their_number():
+    """In a loop over layers, whose number it reads; as the released code of Beam."""
+    config, tokens = of(c.DepthScaledSum(), num_layers=3), texts().tokens[:1, :7]
+    trace = inspect.trace(config, random_params(config), tokens).decoder
+    parts = np.stack([trace.branches["attention"], trace.branches["feed_forward"]], axis=1)
+    total = np.asarray(trace.embeddings) + np.cumsum(parts.sum(axis=1), axis=0)
+    counts = np.array([3, 5, 7]).reshape(3, 1, 1, 1)
+    np.testing.assert_allclose(trace.stream, total / np.sqrt(counts), atol=1e-5)
+
+
 STREAMS_REFUSED = {
     "a scalar of the stream": (
         dict(layer_scalar=True),

@@ -19,6 +19,7 @@ from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.attention.multi_head import MultiHead as MultiHead
 from jaxformer.config.attention.no_attention import NoAttention as NoAttention
 from jaxformer.config.attention.output_gate import OutputGate as OutputGate
+from jaxformer.config.attention.query_scaling import QueryPower as QueryPower
 from jaxformer.config.attention.query_scaling import QueryScaling as QueryScaling
 from jaxformer.config.attention.rg_lru import RGLRU as RGLRU
 from jaxformer.config.attention.selective_scan import SelectiveScan as SelectiveScan
@@ -71,6 +72,7 @@ from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL
 from jaxformer.config.positions import Window as Window
 from jaxformer.config.residual import DeepNorm as DeepNorm
+from jaxformer.config.residual import DepthScaledSum as DepthScaledSum
 from jaxformer.config.residual import HyperConnections as HyperConnections
 from jaxformer.config.residual import Place as Place
 from jaxformer.config.residual import Residual as Residual

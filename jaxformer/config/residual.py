@@ -1,4 +1,4 @@
-"""`Residual`: what flows through the depth; `DeepNorm`, `WeightedSum`, `HyperConnections`."""
+"""`Residual`: what flows through the depth, and the options of it that are built in."""
 
 import math
 from collections.abc import Mapping
@@ -156,6 +156,28 @@ class WeightedSum(Residual):
         pair = self.feed_forward if place.branch == "feed_forward" else mixer
         stream, branch = (jnp.asarray(weight, y.dtype) for weight in pair)
         return stream * held + branch * y
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthScaledSum(Residual):
+    """The sum of the embedding and of all branches, over the root of their number (Beam).
+
+        x = sqrt((n - 1) / n) * x + sqrt(1 / n) * y
+
+    where n is 2 layer + 3 after the feed-forward network and 2 layer + 2 after any other branch, of
+    layers numbered from 0. The stream keeps its size if its parts are independent and alike.
+
+    References:
+        Reflection AI, Beam 1.0, 2026 (released code)
+    """
+
+    def write(
+        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
+    ) -> Array:
+        """Add the branch by the weights of its place."""
+        count = jnp.float32(2 * place.layer + (3 if place.branch == "feed_forward" else 2))
+        stream, branch = jnp.sqrt(1 - 1 / count), jnp.sqrt(1 / count)
+        return stream.astype(y.dtype) * held + branch.astype(y.dtype) * y
 
 
 @dataclass(frozen=True, kw_only=True)

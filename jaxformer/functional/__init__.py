@@ -80,6 +80,7 @@ from jaxformer.functional.attention.position_biases import t5_bias as t5_bias
 from jaxformer.functional.attention.position_biases import (
     transformer_xl_bias as transformer_xl_bias,
 )
+from jaxformer.functional.attention.query_scale import query_power as query_power
 from jaxformer.functional.attention.query_scale import query_scale as query_scale
 from jaxformer.functional.attention.ring import ring_attention as ring_attention
 from jaxformer.functional.attention.ring import zigzag_order as zigzag_order

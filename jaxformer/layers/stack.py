@@ -128,9 +128,8 @@ class LayerGroup(nn.Module):
     @nn.nowrap
     def number_of_layer(self, i: int, index: Int[Array, ""] | None) -> Any:
         """Number of a layer in the stack; None if neither residual nor attention asks."""
-        residual, parts = self.config.residual, self.layer_configs[i].attention.parts
-        is_short = residual is None or residual.is_short
-        if is_short and not any(part.depends_on_depth for part in parts):
+        parts = self.layer_configs[i].attention.parts
+        if self.config.residual is None and not any(part.depends_on_depth for part in parts):
             return None
         return self.start + i + (0 if index is None else index * len(self.layer_configs))
 

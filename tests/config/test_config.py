@@ -743,8 +743,8 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
             positions=PARTS,
             qk_norm=c.QKNorm(over="each_head"),
             clip_qkv=8.0,
-            query_scaling=GROWTH,
-            output_gate=c.OutputGate(over="head", activation="softplus"),
+            query_scaling=c.QueryPower(exponent=0.2, length=9),
+            output_gate=c.OutputGate(over="head", bias=True, activation="softplus"),
         ),
         num_layers=7,
         feed_forward=(c.MLP(hidden_dim=10_240), c.GLU(hidden_dim=10_240)),
@@ -963,6 +963,7 @@ OTHERS = [
         ),
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
+    change(residual=c.DepthScaledSum()),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
     change(residual=c.WeightedSum(attention=(2.0, 0.5), recurrent=(1.5, 1), feed_forward=(1, 3.0))),
     replace(

@@ -626,4 +626,14 @@ def test_query_scale_steps_at_multiples_of_the_training_length():
     assert actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, 1 + 0.3 * np.log(1.0 + floors), rtol=1e-6)
     with pytest.raises(ValueError, match=r"original_max_length must be positive; got 0\."):
-        F.query_scale(np.asarray(positions), beta=0.3, original_max_length=0)
+        F.query_scale(jnp.asarray(positions), beta=0.3, original_max_length=0)
+
+
+def test_query_power_is_a_power_of_the_number_of_keys():
+    positions = np.array([[-3, 0, 6], [13, 20, 70_000]])
+    actual = F.query_power(jnp.asarray(positions), exponent=0.3, length=7)
+    assert actual.dtype == jnp.float32
+    expected = (1 + np.array([[0, 1, 7], [14, 21, 70_001]]) / 7) ** 0.3
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"length must be positive; got 0\."):
+        F.query_power(jnp.asarray(positions), exponent=0.3, length=0)

@@ -63,6 +63,7 @@ CASES = [
         (FREQUENCIES, jnp.arange(1.0, 5.0), jnp.int32(65)),
     ),
     ("truncated", lambda f: F.rope_truncate(f, fraction=0.5), (FREQUENCIES,)),
+    ("query power", partial(F.query_power, exponent=0.3, length=3), (INTEGERS,)),
     ("query scale", partial(F.query_scale, beta=0.3, original_max_length=3), (INTEGERS,)),
     ("yarn factor", lambda x: x * F.yarn_attention_factor(4.0), (jnp.ones(2),)),
     ("longrope factor", lambda x: x * F.longrope_attention_factor(256, 64), (jnp.ones(2),)),

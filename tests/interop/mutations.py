@@ -244,6 +244,9 @@ MUTATIONS = {
     "softplus of an output gate": Mutation(
         "laguna", mixer(c.MultiHead, output_gate=c.OutputGate(over="head"))
     ),
+    "biases of an output gate": Mutation("beam", mixer(c.MultiHead, output_gate=c.OutputGate())),
+    "power of queries": Mutation("beam", scaled_queries(exponent=0.9)),
+    "sum scaled by depth": Mutation("beam", model(residual=None)),
     "rope yarn's whole bounds": Mutation("gpt_oss", scaling(truncate=True)),
     "limit of clamped experts": Mutation(
         "gpt_oss", feed_forward(expert=c.ClampedGEGLU(hidden_dim=8, limit=7.0))

@@ -17,6 +17,7 @@ from jaxformer.config import (
     Chunks,
     ClampedGEGLU,
     Decay,
+    DepthScaledSum,
     Differential,
     Embedding,
     ExpertGroups,
@@ -36,6 +37,7 @@ from jaxformer.config import (
     OutputGate,
     PRope,
     QKNorm,
+    QueryPower,
     QueryScaling,
     RMSNorm,
     Rope,
@@ -127,7 +129,8 @@ OPTIONS = {  # of attention where its name is there, else of the model
             clip_qkv=0.7,
             logit_softcap=2.0,
             sinks=True,
-            output_gate=OutputGate(),
+            output_gate=OutputGate(bias=True),
+            query_scaling=QueryPower(exponent=0.7, length=3),
             value_norm=RMSNorm(),
             sub_norm=RMSNorm(),
         ),
@@ -324,7 +327,7 @@ CONFIGS["norms by layer"] = replace(
 CONFIGS["no first norm, hidden layer of the head"] = replace(
     BASE,
     norm_placement=("pre_feed_forward", "pre", "sandwich"),
-    block="parallel",
+    residual=DepthScaledSum(),
     head=LMHead(tied=True, transform=HeadTransform(bias=True, activation="silu")),
 )
 CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from jaxformer.checks import Checked
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
-from jaxformer.config.attention.query_scaling import QueryScaling
+from jaxformer.config.attention.query_scaling import QueryPower, QueryScaling
 from jaxformer.config.norms import Norm
 from jaxformer.config.tiny import shrink
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK
@@ -33,7 +33,7 @@ class AttentionDefaults(Checked):
     has_weights = True
     has_decays = False
     shards_sequence = True
-    query_scaling: QueryScaling | None = None
+    query_scaling: QueryScaling | QueryPower | None = None
     output_gate: OutputGate | None = None
     sub_norm: Norm | None = None
     cross_layer_kv: bool = False

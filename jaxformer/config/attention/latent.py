@@ -8,7 +8,7 @@ from jaxformer.config.attention.checks import check_ropes
 from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
 from jaxformer.config.attention.output_gate import OutputGate, num_gates
-from jaxformer.config.attention.query_scaling import QueryScaling
+from jaxformer.config.attention.query_scaling import QueryPower, QueryScaling
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import QKRope, Rope, ScoreBias, Window
 from jaxformer.config.tiny import TINY_HEAD_DIM, rescale_with_width, shrink
@@ -55,7 +55,7 @@ class Latent(AttentionDefaults):
     windows: Cycle[Window] = (None,)
     scale: float | None = None
     norm: Norm = RMSNorm()
-    query_scaling: QueryScaling | None = None
+    query_scaling: QueryScaling | QueryPower | None = None
     biases: Distinct[Literal["query_latent", "latent", "rotary_key", "out"]] = ()
     output_gate: OutputGate | None = None
 

@@ -8,7 +8,7 @@ from jaxformer.config.attention.checks import check_heads, check_ropes
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.layer_sizes import CacheShape
 from jaxformer.config.attention.output_gate import OutputGate
-from jaxformer.config.attention.query_scaling import QueryScaling
+from jaxformer.config.attention.query_scaling import QueryPower, QueryScaling
 from jaxformer.config.norms import Norm, QKNorm
 from jaxformer.config.positions import Positions, Rope, Window
 
@@ -63,7 +63,7 @@ class MultiHead(GroupedHeads):
     clip_qkv: Positive | None = None
     qk_norm: QKNorm | None = None
     value_norm: Norm | None = None
-    query_scaling: QueryScaling | None = None
+    query_scaling: QueryScaling | QueryPower | None = None
     biases: Distinct[Projection] = ()
     normalizer: Literal["softmax", "relu"] = "softmax"
     sinks: bool = False

@@ -14,12 +14,13 @@ from jaxformer.checks import Checked
 class OutputGate(Checked):
     """Multiply the outputs o of the heads by a gate that reads the layer's input x.
 
-        out = W_out (activation(W_gate x) * o)
+        out = W_out (activation(W_gate x + bias) * o)
 
     x is also what queries are projected from. QK-norm and RoPE do not touch the gate.
 
     Attributes:
         over: What has a gate of its own: "feature" is each feature of each head, "head" each head.
+        bias: Whether each head has a bias, which all its gates add (Beam).
         activation: "sigmoid", or "softplus", which may also make outputs larger (Laguna).
 
     References:
@@ -28,6 +29,7 @@ class OutputGate(Checked):
     """
 
     over: Literal["feature", "head"] = "feature"
+    bias: bool = False
     activation: Literal["sigmoid", "softplus"] = "sigmoid"
 
     def __call__(

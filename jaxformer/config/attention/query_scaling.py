@@ -1,4 +1,4 @@
-"""`QueryScaling`: queries that grow with the position."""
+"""`QueryScaling` and `QueryPower`: queries that grow with the position."""
 
 from dataclasses import dataclass
 
@@ -29,3 +29,22 @@ class QueryScaling(Checked):
         return F.query_scale(
             positions + self.offset, beta=self.beta, original_max_length=self.original_max_length
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryPower(Checked):
+    """Multiply queries by a power of the number of keys, relative to a length (Beam).
+
+        (1 + (position + 1) / length) ** exponent
+
+    Attributes:
+        exponent: Growth of the logarithm of the factor with the logarithm of the number.
+        length: Number of keys whose factor is 2 ** exponent.
+    """
+
+    exponent: Positive = 0.1
+    length: Size = 2048
+
+    def __call__(self, positions: Integer[Array, "*batch T"]) -> Float32[Array, "*batch T"]:
+        """`F.query_power`."""
+        return F.query_power(positions, exponent=self.exponent, length=self.length)

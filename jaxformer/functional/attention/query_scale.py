@@ -1,4 +1,4 @@
-"""Scale of queries by position."""
+"""Scales of queries by position."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Integer
@@ -42,3 +42,41 @@ def query_scale(
         raise ValueError(f"original_max_length must be positive; got {original_max_length}.")
     periods = jnp.maximum(positions // original_max_length, 0)
     return 1 + beta * jnp.log1p(periods.astype(jnp.float32))
+
+
+@typechecked
+def query_power(
+    positions: Integer[Array, "*batch T"], *, exponent: float, length: int
+) -> Float32[Array, "*batch T"]:
+    """Factor of queries that grows with every key that they may see.
+
+        scale[t] = (1 + (positions[t] + 1) / length) ** exponent
+
+    As `query_scale`, it keeps weights over many keys from flattening, without steps and from the
+    first position on. Positions below 0 have factor 1.
+
+    Args:
+        positions: Positions of the queries.
+        exponent: Growth of the logarithm of the factor with the logarithm of the number of keys.
+        length: Number of keys whose factor is 2 ** exponent.
+
+    Returns:
+        The factors in float32.
+
+    Raises:
+        ValueError: If ``length`` is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> F.query_power(jnp.array([0, 2047, 8191]), exponent=0.1, length=2048).round(3)
+        Array([1.   , 1.072, 1.175], dtype=float32)
+
+    References:
+        Nakanishi, Scalable-Softmax Is Superior for Attention, 2025. arXiv:2501.19399, for factors
+        that grow with the number of keys; Reflection AI, Beam 1.0, 2026 (released code)
+    """
+    if length < 1:
+        raise ValueError(f"length must be positive; got {length}.")
+    keys = jnp.maximum(positions + 1, 0).astype(jnp.float32)
+    return jnp.exp(exponent * jnp.log1p(keys / length))

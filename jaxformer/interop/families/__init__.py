@@ -7,6 +7,7 @@ from jaxformer.interop.families import (
     apertus,
     aria,
     baichuan,
+    beam,
     bloom,
     cohere,
     dbrx,
@@ -49,7 +50,7 @@ MODULES = (
     *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
     *(minimax, falcon_h1, diffllama, llama4),
     *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
-    *(aria, apertus, modernbert),
+    *(aria, apertus, modernbert, beam),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

@@ -91,7 +91,8 @@ class ChunksOfRope:
         fields, layers = self.rope.write(model), model.layers
         kinds: list[Any] = [layer.attention for layer in layers]
         chunks = [x.window for x in layers if isinstance(x.window, c.Chunks)]
-        scaling = next((x.query_scaling for x in kinds if x.query_scaling is not None), None)
+        scalings = (x.query_scaling for x in kinds)
+        scaling = next((x for x in scalings if isinstance(x, c.QueryScaling)), None)
         if fields is None:
             return None
         fields |= TYPES.write(isinstance(layer.window, c.Chunks) for layer in layers)

@@ -161,7 +161,7 @@ class RopeAndQueryScaling:
 
     def write(self, model: c.TransformerConfig) -> Options | None:
         fields, scaling = self.rope.write(model), model.layers[0].attention.query_scaling
-        if scaling is None or fields is None:
+        if fields is None or not isinstance(scaling, c.QueryScaling):
             return fields
         section = {
             "llama_4_scaling_beta": scaling.beta,

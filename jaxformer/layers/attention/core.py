@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.initializers import zeros
 from jaxtyping import Array, Bool, Float
 
 from jaxformer import config as c
@@ -112,12 +113,15 @@ class AttentionModule(nn.Module):
         )
 
     @nn.nowrap
-    def output_gate_projection(self, heads: tuple[int, int]) -> Linear | None:
-        """Make the projection to the logits of the output gate; None without one."""
+    def output_gate_parts(
+        self, heads: tuple[int, int]
+    ) -> tuple[Linear | None, HeadParameter | None]:
+        """Make the projection to the logits of the output gate, and their biases, if it has any."""
         if (gate := self.attention.output_gate) is None:
-            return None
+            return None, None
         num_heads, width = heads
-        return self.projection("output_gate", (num_heads, gate.gates_per_head(width)))
+        bias = HeadParameter((num_heads,), zeros, self.runtime) if gate.bias else None
+        return self.projection("output_gate", (num_heads, gate.gates_per_head(width))), bias
 
     def apply_rope(
         self,
@@ -151,7 +155,11 @@ class AttentionModule(nn.Module):
     ) -> Float[Array, "*batch T D"]:
         """Gate the heads by x and normalise them, if configured; project to the model width."""
         if self.output_gate is not None:
-            heads = self.attention.output_gate(self.output_gate(x), heads)
+            logits = self.output_gate(x)
+            if self.output_gate_bias is not None:
+                bias = self.output_gate_bias().astype(logits.dtype)
+                logits = logits + jnp.broadcast_to(bias[:, None], logits.shape)
+            heads = self.attention.output_gate(logits, heads)
         if self.attention.sub_norm is not None:
             width = heads.reshape(*heads.shape[:-2], -1)
             heads = self.sub_norm(width).reshape(heads.shape)

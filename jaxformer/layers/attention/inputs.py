@@ -203,7 +203,7 @@ class LayerInputMaker:
         """Make the rotations of RoPE."""
         return token_rotations(rope, width, self.tokens.queries.positions, self.tokens.length)
 
-    def query_scale(self, scaling: c.QueryScaling) -> Float[Array, "*batch T"]:
+    def query_scale(self, scaling: c.QueryScaling | c.QueryPower) -> Float[Array, "*batch T"]:
         """Make the factors of the queries."""
         return scaling(self.tokens.queries.positions)
 

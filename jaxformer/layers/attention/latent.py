@@ -49,7 +49,7 @@ class LatentAttention(AttentionModule):
             (cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, PER_HEAD_AXES
         )
         heads = cfg.num_heads, cfg.value_dim
-        self.output_gate = self.output_gate_projection(heads)
+        self.output_gate, self.output_gate_bias = self.output_gate_parts(heads)
         self.out = self.output_projection(heads)
 
     @nn.nowrap

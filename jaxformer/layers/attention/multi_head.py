@@ -60,7 +60,7 @@ class GroupedHeadsAttention(AttentionModule):
         cfg = self.attention
         heads = cfg.num_heads, cfg.value_width
         self.query = self.projection("query", (cfg.num_heads, cfg.head_dim))
-        self.output_gate = self.output_gate_projection(heads)
+        self.output_gate, self.output_gate_bias = self.output_gate_parts(heads)
         self.out = self.output_projection(heads)
         if cfg.qk_norm is not None:
             self.query_norm = self.make_qk_norm("heads", cfg.num_heads)

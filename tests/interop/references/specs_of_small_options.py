@@ -49,6 +49,13 @@ MIMO = BY_LAYER | {
     "topk_group": 2,
     "routed_scaling_factor": 1.6,
 }
+BEAM = (
+    LLAMA
+    | IDS
+    | {"head_dim": 10, "rms_norm_eps": 1e-3, "sliding_window": 5, "moe_intermediate_size": 8}
+    | {"num_experts": 12, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2}
+    | {"routed_scaling_factor": 1.7}
+)
 MODERNBERT = (
     {name: x for name, x in LLAMA.items() if name != "num_key_value_heads"}
     | IDS
@@ -105,6 +112,19 @@ SPECS = {
         "laguna",
         "LagunaForCausalLM",
         LAGUNA | {"gating": "per-element", "attention_bias": True},
+    ),
+    "beam": (
+        "beam",
+        "BeamForCausalLM",
+        BEAM | {"num_hidden_layers": 7, "mlp_layer_types": ["dense"] * 5 + ["sparse"] * 2},
+    ),
+    "beam_turned": (  # RoPE in all layers, no windows in some
+        "beam",
+        "BeamForCausalLM",
+        BEAM
+        | {"num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL], "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False}
+        | {"rope_parameters": {FULL: rope(1e5), SLIDING: None}, "final_logit_softcapping": None},
     ),
     "modernbert_decoder": (
         "modernbert-decoder",

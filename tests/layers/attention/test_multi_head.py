@@ -74,7 +74,10 @@ def by_hand(params, x, *, read=None, mask=None, turn=None, bound=None, norm=None
         weights = weights / weights.sum(axis=-1, keepdims=True)
         heads[:, :, n] = np.einsum("bts,bsh->bth", weights, value)
     if "output_gate" in p:
-        heads *= gate(np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"]))
+        logits = np.einsum("btd,dnh->btnh", x, p["output_gate"]["kernel"])
+        if "output_gate_bias" in p:
+            logits += p["output_gate_bias"]["bias"][:, None]
+        heads *= gate(logits)
     if "sub_norm" in p:  # of all heads together
         size = np.sqrt(np.square(heads).mean(axis=(-2, -1), keepdims=True) + 1e-6)
         heads = heads / size * p["sub_norm"]["scale"].reshape(heads.shape[-2:])
@@ -177,12 +180,13 @@ def test_queries_are_scaled_by_their_position(layer, normal):
 )
 def test_a_gate_multiplies_the_heads(layer, normal, over, gates, activation):
     """By hand, and gradients of its kernel and of x from differences of that."""
-    option = OutputGate(over=over, activation=activation)
+    option = OutputGate(over=over, activation=activation, bias=over == "feature")
     sub_norm = RMSNorm() if over == "head" else None
     params, attention = layer(qk_norm=QKNorm(), output_gate=option, sub_norm=sub_norm)
     gate = sigmoid if activation == "sigmoid" else lambda x: np.log1p(np.exp(x))
     kernel = params["output_gate"]["kernel"]
     assert kernel.shape == (D, N, gates)
+    assert option.bias == ("output_gate_bias" in params)
     x, towards = normal(B, T, D), normal(B, T, D)
 
     def norm(name, y, p):
