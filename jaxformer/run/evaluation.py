@@ -36,6 +36,10 @@ PROGRESS_SECONDS = 10  # between progress lines
 def evaluate(run: Evaluate) -> dict[str, Any]:
     """Evaluate a model on text, questions or tasks, and print the metrics.
 
+        from jaxformer import data, run
+        text = data.TextFiles(path="my.txt")
+        metrics = run.evaluate(run.Evaluate(checkpoint="runs/pretrain-1", text=text))
+
     Args:
         run: The model, and what to evaluate it on.
 
@@ -44,11 +48,6 @@ def evaluate(run: Evaluate) -> dict[str, Any]:
 
     Raises:
         ValueError: The folder has no model, or the text, the questions or the tasks cannot be read.
-
-    Example:
-        from jaxformer import data, run
-        text = data.TextFiles(path="my.txt")
-        metrics = run.evaluate(run.Evaluate(checkpoint="runs/pretrain-1", text=text))
     """
     if run.output is not None:
         text = getattr(run.text, "path", None)

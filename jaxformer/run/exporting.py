@@ -91,6 +91,10 @@ RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("expor
 def export(run: Export) -> Path:
     """Write a trained model and its tokenizer as a folder that transformers can load.
 
+        from jaxformer import run
+        folder = run.export(run.Export(checkpoint="runs/pretrain-1", output="mine"))
+        model = run.load_run(folder)
+
     Args:
         run: The model and the folder to write.
 
@@ -99,11 +103,6 @@ def export(run: Export) -> Path:
 
     Raises:
         ValueError: No family can represent the model, the folder has files, or the upload failed.
-
-    Example:
-        from jaxformer import run
-        folder = run.export(run.Export(checkpoint="runs/pretrain-1", output="mine"))
-        model = run.load_run(folder)
     """
     output = write_folder(run)
     if run.push is not None:

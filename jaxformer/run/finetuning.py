@@ -68,6 +68,10 @@ RUNS = {"default": Finetune()}  # the model is replaced by the model of --init
 def finetune(run: Finetune) -> Path:
     """Train a pretrained model on text or instructions, evaluate it, and print a sample.
 
+        from jaxformer import data, run
+        text = data.Instructions(path="mine.jsonl")
+        folder = run.finetune(run.Finetune(init="Qwen/Qwen3-0.6B", corpus=text, epochs=2))
+
     The model and the tokenizer are those of `init`, and the learning rate suits its width, unless
     the run has others.
 
@@ -80,11 +84,6 @@ def finetune(run: Finetune) -> Path:
     Raises:
         ValueError: There is no `init`; or the options do not fit each other, the text or this
             machine.
-
-    Example:
-        from jaxformer import data, run
-        text = data.Instructions(path="mine.jsonl")
-        folder = run.finetune(run.Finetune(init="Qwen/Qwen3-0.6B", corpus=text, epochs=2))
     """
     return train_pretrained(begin(run, RUNS))
 

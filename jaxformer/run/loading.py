@@ -166,6 +166,10 @@ def load_run(
 ) -> LoadedModel:
     """Load a model from a run folder, a Hugging Face folder, or a PEFT folder and its base model.
 
+        import jaxformer
+        model = jaxformer.run.load_run("runs/pretrain-1")
+        jaxformer.generate(model.config, model.params, [[1, 20]], max_new_tokens=8)
+
     Args:
         folder: Output of a training run, a folder with config.json and safetensors, or one with
             adapter_config.json.
@@ -181,11 +185,6 @@ def load_run(
 
     Raises:
         ValueError: The folder is neither, or damaged; or `step` or `ignore` does not apply to it.
-
-    Example:
-        import jaxformer
-        model = jaxformer.run.load_run("runs/pretrain-1")
-        jaxformer.generate(model.config, model.params, [[1, 20]], max_new_tokens=8)
     """
     folder = Path(folder)
     if (reached(folder) / "checkpoints").is_dir():

@@ -108,6 +108,10 @@ RUNS = {"default": Dpo()}
 def dpo(run: Dpo) -> Path:
     """Train a model to prefer some answers to others, and evaluate it on held-out pairs.
 
+        from jaxformer import run
+        folder = run.dpo(run.Dpo(init="runs/finetune-1", pairs="pairs.jsonl"))
+        run.export(run.Export(checkpoint=folder, output="mine"))
+
     The model and the tokenizer are those of `init`, and the learning rate suits its width, unless
     the run has others.
 
@@ -120,11 +124,6 @@ def dpo(run: Dpo) -> Path:
     Raises:
         ValueError: There is no `init` or no file of pairs; or the options do not fit each other,
             the pairs or this machine.
-
-    Example:
-        from jaxformer import run
-        folder = run.dpo(run.Dpo(init="runs/finetune-1", pairs="pairs.jsonl"))
-        run.export(run.Export(checkpoint=folder, output="mine"))
     """
     return train_on_pairs(begin(run, RUNS))
 

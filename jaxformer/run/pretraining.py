@@ -170,6 +170,10 @@ class PackedCorpus(NamedTuple):
 def pretrain(run: Pretrain) -> Path:
     """Pretrain a decoder on text, evaluate it, and print a sample.
 
+        from jaxformer import run
+        folder = run.pretrain(run.Pretrain(corpus=data.TextFiles(path="my.txt"), steps=200))
+        model = run.load_run(folder)
+
     Fields that have their defaults follow from the others, as on the command line: the model and
     tokenizer of `init`, the saved settings of `output` where the run resumes.
 
@@ -182,11 +186,6 @@ def pretrain(run: Pretrain) -> Path:
     Raises:
         ValueError: The options do not fit each other, the text or this machine; or `output` has an
             earlier run, or none to resume.
-
-    Example:
-        from jaxformer import run
-        folder = run.pretrain(run.Pretrain(corpus=data.TextFiles(path="my.txt"), steps=200))
-        model = run.load_run(folder)
     """
     return train_on_text(begin(run, RUNS))
 

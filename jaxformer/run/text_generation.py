@@ -183,6 +183,10 @@ RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}
 def generate(run: Generate) -> str:
     """Print generated text as it is decoded, chat on the terminal, or continue a file of prompts.
 
+        from jaxformer import run
+        text = run.generate(run.Generate(checkpoint="runs/pretrain-1", prompt="def "))
+        run.generate(run.Generate(checkpoint="runs/finetune-1", chat=True))
+
     Args:
         run: The model, the prompt and the sampling.
 
@@ -191,11 +195,6 @@ def generate(run: Generate) -> str:
 
     Raises:
         ValueError: The folder has no model, or the prompt cannot be encoded or continued.
-
-    Example:
-        from jaxformer import run
-        text = run.generate(run.Generate(checkpoint="runs/pretrain-1", prompt="def "))
-        run.generate(run.Generate(checkpoint="runs/finetune-1", chat=True))
     """
     setup_devices(run)
     if run.prompts is not None:

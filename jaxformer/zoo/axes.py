@@ -85,8 +85,8 @@ def choices(axis: str) -> dict[str, tuple[Model, ...]]:
 
     Example:
         >>> from jaxformer import zoo
-        >>> [model.name for model in zoo.choices("position")["sinusoids"]]
-        ['Original transformer']
+        >>> zoo.choices("position")["sinusoids"][0].name
+        'Original transformer'
     """
     require(axis in AXES, f"There is no axis {axis!r}. Axes: {', '.join(AXES)}.")
     choose = AXES[axis]
