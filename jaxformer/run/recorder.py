@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxformer import parallel
 from jaxformer.config import to_json
@@ -29,6 +29,7 @@ class Evaluation(NamedTuple):
 TrainResult = tuple[Any, dict[str, float]]  # final parameters, metrics of their evaluation
 
 
+@runtime_checkable
 class TrainData(Protocol):
     """What a run trains with and is evaluated on.
 
