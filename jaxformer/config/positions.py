@@ -140,12 +140,12 @@ class Rope(Checked):
             pairs = min(pairs, TINY_HEAD_DIM // 2 - 1)
         scaling = self.scaling and shrink(self.scaling)
         if isinstance(scaling, LongRope):
-            kept = [int(i * len(scaling.short_factors) / pairs) for i in range(pairs)]
+            indices = [int(i * len(scaling.short_factors) / pairs) for i in range(pairs)]
             short, long = scaling.short_factors, scaling.long_factors
             scaling = replace(
                 scaling,
-                short_factors=tuple(short[i] for i in kept),
-                long_factors=tuple(long[i] for i in kept),
+                short_factors=tuple(short[i] for i in indices),
+                long_factors=tuple(long[i] for i in indices),
             )
         return replace(self, fraction=2 * pairs / TINY_HEAD_DIM, scaling=scaling)
 

@@ -177,21 +177,22 @@ class ChatTemplate:
         Returns:
             The text, and whether no other message is rendered between the marks.
         """
-        other = mark[::-1]
+        reversed_mark = mark[::-1]
 
         def with_mark(text: str) -> str:
             """A text with a mark inserted in its middle."""
             middle = len(text) // 2
-            return text[:middle] + other + text[middle:] if text.strip() else text
+            return text[:middle] + reversed_mark + text[middle:] if text.strip() else text
 
         messages = [_map_texts(message, with_mark) for message in marked]
         messages[number] = marked[number]
         before, _, rest = self.render(messages).partition(mark)
-        alone = other not in rest.rpartition(mark)[0]
+        alone = reversed_mark not in rest.rpartition(mark)[0]
         if not number:  # templates treat the first message specially
             return "", alone
-        prompt = self.render(messages[:number], add_generation_prompt=True).rpartition(other)[2]
-        before = before.rpartition(other)[2]
+        prompt = self.render(messages[:number], add_generation_prompt=True)
+        prompt = prompt.rpartition(reversed_mark)[2]
+        before = before.rpartition(reversed_mark)[2]
         return before.removeprefix(prompt) if before.startswith(prompt) else "", alone
 
 

@@ -228,8 +228,8 @@ def token_shards(names: Iterable[str], where: str) -> dict[str, list[str]]:
             name: [str(path) for path in paths if path.parent == parts[name]]
             for name in sorted_parts(parts, where)
         }
-    found = [str(path) for path in paths if path.suffix in TOKEN_SUFFIXES]
-    if not found:
+    token_files = [str(path) for path in paths if path.suffix in TOKEN_SUFFIXES]
+    if not token_files:
         raise ValueError(
             f"{where} has no tokenized text: neither parts that python -m jaxformer.data wrote nor "
             f"{' or '.join(TOKEN_SUFFIXES)} files."
@@ -237,7 +237,7 @@ def token_shards(names: Iterable[str], where: str) -> dict[str, list[str]]:
     indices = {str(path.with_suffix("")): str(path) for path in paths if path.suffix == ".idx"}
     return {
         name: [name, *filter(None, [indices.get(str(PurePosixPath(name).with_suffix("")))])]
-        for name in training_files(found, where, always=True)
+        for name in training_files(token_files, where, always=True)
     }
 
 

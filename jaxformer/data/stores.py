@@ -143,13 +143,13 @@ def list_store(url: str, suffixes: Sequence[str] | None = None) -> dict[str, Sto
         is_any = is_pattern or suffixes is None
         reason = "matches" if is_any else f"has the suffix {' or '.join(suffixes or ())}"
         raise ValueError(f"{url} has no text: no file there {reason}.")
-    kept = set(names.values())
+    training_names = set(names.values())
     if suffixes is not None:
-        kept &= {*training_files(list(names.values()), url)}
+        training_names &= {*training_files(list(names.values()), url)}
     return {
         name: StoreFile(filesystem, k, name, infos[k].get("size"), _version(infos[k]))
         for k, name in names.items()
-        if name in kept
+        if name in training_names
     }
 
 

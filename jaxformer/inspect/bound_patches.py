@@ -90,8 +90,8 @@ def perturbations(
         for active, layer in zip(patch.active, patch.layers, strict=True):
             change: Change = patch.change
             if isinstance(change, Replace) and isinstance(change.value, ModelRun):
-                other = change.value.values[patch.name][layer]
-                change = Replace(other[_index(patch.positions, patch.heads)])
+                run_value = change.value.values[patch.name][layer]
+                change = Replace(run_value[_index(patch.positions, patch.heads)])
             bound = LayerPatch(change, active, patch.positions, patch.heads, sown_field)
             where, is_stacked = _block_path(config, stack, layer, layout)
             by_layer.append((where, bound))

@@ -346,8 +346,8 @@ def _load_params(
     def read(link: TensorMapping) -> int:
         stored_tensor = stored[link.hf_name]
         tensor = files.read_tensor(stored_tensor)
-        kept = arrays[link.slices[0].path].dtype
-        check_finite(tensor, kept, f"{link.hf_name} in {stored_tensor.path}")
+        dtype_here = arrays[link.slices[0].path].dtype
+        check_finite(tensor, dtype_here, f"{link.hf_name} in {stored_tensor.path}")
         parts = link.transform.from_hf(tensor, link.slice_shapes)
         for (path, index), part in zip(link.slices, parts, strict=True):
             slot: Any = (*index, ...)

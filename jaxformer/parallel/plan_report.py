@@ -151,13 +151,13 @@ def _smallest_mesh(config: c.TransformerConfig, estimate: Plan) -> str:
     """The smallest mesh with which it fits, or else that with the least memory."""
     for workload in (estimate.workload, replace(estimate.workload, remat="full")):
         mesh_shape = smallest_fitting_mesh(config, estimate.chip, workload)
-        other = plan(config, mesh_shape, estimate.chip, workload)
-        if other.fits:
+        smallest = plan(config, mesh_shape, estimate.chip, workload)
+        if smallest.fits:
             break
-    flags = [f"--mesh.{axis} {n}" for axis, n in other.mesh_shape.items() if n > 1]
+    flags = [f"--mesh.{axis} {n}" for axis, n in smallest.mesh_shape.items() if n > 1]
     flags += ["--remat full"] if workload != estimate.workload else []
-    heading = "It fits with" if other.fits else "The mesh with the least memory is"
-    return f"{heading}\n{_format_change(' '.join(flags) or 'one device', other)}"
+    heading = "It fits with" if smallest.fits else "The mesh with the least memory is"
+    return f"{heading}\n{_format_change(' '.join(flags) or 'one device', smallest)}"
 
 
 def _format_change(flags: str, other: Plan) -> str:

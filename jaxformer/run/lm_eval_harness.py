@@ -190,10 +190,10 @@ class LMEvalModel(TemplateLM):
         try:
             return self._render(chat_history, add_generation_prompt)
         except ValueError:
-            others = [message for message in chat_history if message["role"] != "system"]
-            if len(others) == len(chat_history):
+            without_system = [message for message in chat_history if message["role"] != "system"]
+            if len(without_system) == len(chat_history):
                 raise
-        return self._render(others, add_generation_prompt)
+        return self._render(without_system, add_generation_prompt)
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         template = self._model.load_chat_template()

@@ -150,13 +150,14 @@ def _targeted_by_weight(
             f"PEFT adapts no {', '.join(refused)} of {kind} models; got adapters of "
             f"{not_adapted[0]}. Choose other LoRA.targets, or {MERGE}"
         )
-    found = [module for module in modules if module.name.rpartition(".")[2] in names]
-    if found and config.adapter is not None and config.adapter.dora:
+    as_experts = [module for module in modules if module.name.rpartition(".")[2] in names]
+    if as_experts and config.adapter is not None and config.adapter.dora:
         raise ValueError(
             f"PEFT takes the targets {', '.join(names)} of this model for experts, and adapts the "
-            f"weights of {found[0].name} and {len(found) - 1} more modules without DoRA; {MERGE}"
+            f"weights of {as_experts[0].name} and {len(as_experts) - 1} more modules without DoRA; "
+            f"{MERGE}"
         )
-    return found
+    return as_experts
 
 
 def _whole_tensors(
