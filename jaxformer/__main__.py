@@ -1,4 +1,4 @@
-"""Run a program: jaxformer pretrain, python -m jaxformer pretrain; without a name list them."""
+"""Run a program: `jaxformer pretrain` or `python -m jaxformer pretrain`; no name lists all."""
 
 import ast
 import importlib
@@ -22,7 +22,7 @@ PROGRAMS = {
 
 
 def main(*program: str) -> None:
-    """Run a program, by default the first argument's, with the arguments; without any list them."""
+    """Run the program named by `program`, else by the first argument; without a name list all."""
     name, *arguments = [*program, *sys.argv[1:]] or ["--help"]
     if name in ("-h", "--help"):
         root = Path(__file__).parent

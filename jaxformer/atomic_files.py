@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A path beside `path`, whose file replaces it when the block ends without an exception."""
+    """A temporary path; its file replaces `path` if the block ends without an exception."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         yield partial

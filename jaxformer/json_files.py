@@ -73,12 +73,12 @@ def parse_json_object(
 
 
 def parse_json(text: str | bytes, *, location: str | Path, allow_infinity: bool = False) -> Any:
-    """Parse JSON text and return its value; all numbers in it are finite.
+    """Parse JSON text; NaN and, by default, infinity are errors.
 
     Args:
         text: JSON; bytes are UTF-8, with or without a byte order mark.
         location: Name of the text in error messages.
-        allow_infinity: Whether `Infinity`, which Python's `json` writes, is a number.
+        allow_infinity: Whether to accept `Infinity`, as Python's `json` writes it.
 
     Returns:
         The value.

@@ -122,7 +122,7 @@ class Rope(Checked):
     Attributes:
         base: Ratio of the longest to the shortest wavelength, approximately.
         fraction: Fraction of each head that is rotated, the first features; the rest is unchanged.
-        pairing: Features that form a pair (see `functional.rotate`).
+        pairing: Whether neighbouring features form a pair, or features of both halves.
         scaling: Scaling for contexts longer than in training.
         targets: Which of query, key, value and output are rotated; the output by the inverse.
     """

@@ -136,8 +136,8 @@ class WeightedSum(Residual):
 
     Attributes:
         attention: Weights a and b of branches of attention.
-        recurrent: Weights of recurrences in place of attention.
-        feed_forward: Weights of feed-forward networks.
+        recurrent: a and b of recurrences instead of attention.
+        feed_forward: a and b of feed-forward branches.
 
     References:
         MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, 2025.

@@ -68,7 +68,7 @@ class Shard:
     def pack(
         self, part: PartName | None, tokenizer: Tokenizer, row_length: int, on_progress: Progress
     ) -> list[PackedRows]:
-        """The rows of a part, or all, in order."""
+        """Rows of a part, in order; None is all."""
         raise NotImplementedError
 
 

@@ -71,7 +71,7 @@ def attention_maps(
 
     They are computed from the queries and keys of the forward pass, and do not depend on the
     attention implementation. Layers of `config.Decay` have no softmax: their weights are
-    gain * gamma ** (t - s), without the rotation of the values.
+    gain * gamma ** (t - s), which leaves out the rotation R.
 
     Memory includes the queries and keys of all layers, also unselected ones, and T x S numbers per
     layer for Transformer-XL positions; `max_bytes` counts neither.
@@ -83,7 +83,7 @@ def attention_maps(
         layers: Layers of each stack, counted from 0; None is all.
         heads: Query heads; None is all.
         window: First query and last query + 1; None is all. Keys are not selected.
-        parts: Maps among "decoder", "encoder" and "cross"; None is all of the model.
+        parts: Maps among "decoder", "encoder" and "cross"; None is all it has.
         max_bytes: Maximum size of the result.
         dtype: Dtype of the computation up to the scores, which are float32.
         **inputs: Other arrays that the model takes: source, positions, segments, ...

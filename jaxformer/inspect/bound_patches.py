@@ -154,10 +154,9 @@ def _bind(
     layers: tuple[Layer, ...] = tuple(shapes) if selected is None else selected
     outside = [i for i in layers if i not in shapes]
     if outside or not layers:
-        there_are = [i for i in shapes if i is not None] or "none, it is outside the layers"
-        raise ValueError(
-            f"Layers {outside} of {at} do not exist; layers with {at.name!r}: {there_are}."
-        )
+        known = [i for i in shapes if i is not None]
+        where = f"of {known}" if known else "outside the layers: leave out layer"
+        raise ValueError(f"{at} needs layers that have {at.name!r}, {where}; got {list(layers)}.")
     blocks = {i: _block_path(config, stack, i) for i in shapes}
     bound = []
     for block in dict.fromkeys(blocks[i] for i in layers):

@@ -1,4 +1,4 @@
-"""Which model types of transformers are read, and what the others lack."""
+"""Model types of Hugging Face that are read, and what others need."""
 
 import functools
 import tomllib
@@ -14,13 +14,13 @@ COMMAND = "python -m jaxformer.zoo --coverage transformers"
 
 
 class Coverage(NamedTuple):
-    """What is read of a model type.
+    """Whether a model type is read.
 
     Attributes:
         model_type: As in config.json.
         is_read: Whether the model, or its text part, is read.
         text_type: Type of the text part of a model that also reads images; None for other models.
-        lacks: What is missing here, if the model is not read.
+        lacks: What jaxformer lacks, if it is not read.
     """
 
     model_type: str
@@ -31,14 +31,14 @@ class Coverage(NamedTuple):
 
 @functools.cache
 def lacking_options() -> Mapping[str, str]:
-    """What is missing for each model type that is not read."""
+    """What each unread type that continues text needs."""
     return MappingProxyType(
         {kind: lacks for lacks, kinds in _table()["causal"].items() for kind in kinds}
     )
 
 
 def decoders() -> list[Coverage]:
-    """All types of transformers that continue a text; types that are read come first.
+    """All model types that continue a text; those that are read come first.
 
     Returns:
         A row for each type.
@@ -59,7 +59,7 @@ def decoders() -> list[Coverage]:
 
 
 def with_images() -> list[Coverage]:
-    """All types of transformers that read images and text, by the type of their text.
+    """All model types that read images and text, with the type of their text part.
 
     Returns:
         A row for each type.
@@ -73,12 +73,12 @@ def with_images() -> list[Coverage]:
 
 
 def text_type(kind: Any) -> str | None:
-    """The type that the text part of a model that also reads images usually has, if it is known."""
+    """Usual type of the text part of a model that also reads images; None if unknown."""
     return next((row.text_type for row in with_images() if row.model_type == kind), None)
 
 
 def explain(values: Mapping[str, Any]) -> str:
-    """Why a config.json is not read, with what its model lacks here if that is known."""
+    """Why a config.json is not read, and what its model needs, if known."""
     kind, lacking = values.get("model_type"), lacking_options()
     text_types = (values[name].get("model_type") for name in described_parts(values))
     lacks = next((lacking[x] for x in (kind, *text_types) if x in lacking), None)
@@ -116,7 +116,7 @@ def describe() -> str:
 
 
 def markdown() -> str:
-    """The tables in Markdown: model types by what they lack.
+    """Markdown tables of model types, by what they need.
 
     Returns:
         Two tables.

@@ -9,7 +9,7 @@ from jaxformer.extras import missing_extra_message
 # Files to download; weights in other formats are not needed.
 DOWNLOAD_PATTERNS = ("*.json", "model*.safetensors", "*.jinja")
 HUB_NAME = r"[\w.-]+/[\w.-]+"
-STALL_SECONDS = 60.0  # without a byte, after which huggingface_hub tries again
+STALL_SECONDS = 60.0  # huggingface_hub retries after so long without a byte
 
 
 def fetch_folder(name: str | Path) -> Path:
@@ -19,7 +19,7 @@ def fetch_folder(name: str | Path) -> Path:
         name: A path, or a hub name such as ``Qwen/Qwen3-0.6B``. An existing path takes precedence.
 
     Returns:
-        The folder. A path that does not exist and is no hub name is returned unchanged.
+        The folder. A path that neither exists nor is a hub name is returned too.
 
     Raises:
         ImportError: huggingface_hub is not installed.
@@ -46,7 +46,7 @@ def fetch_folder(name: str | Path) -> Path:
 def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
     """Upload a folder to the Hugging Face hub in one commit, to a new or an existing repository.
 
-    huggingface_hub tries requests again that fail at the hub's end or stall.
+    huggingface_hub retries requests that stall or fail on the hub's side.
 
     Args:
         folder: The folder.
@@ -58,7 +58,7 @@ def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
 
     Raises:
         ImportError: huggingface_hub is not installed.
-        ValueError: The name is none, nobody is logged in, or the upload failed.
+        ValueError: The name is not OWNER/NAME, or the upload failed, as without a login.
     """
     if not re.fullmatch(HUB_NAME, name):
         raise ValueError(f"A name on the hub is OWNER/NAME; got {name!r}.")
@@ -72,7 +72,7 @@ def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export by jaxformer")
-    except Exception as error:  # of the hub's HTTP library, which depends on its version
+    except Exception as error:  # huggingface_hub's HTTP library varies by version
         status = getattr(getattr(error, "response", None), "status_code", None)
         login = " `hf auth login` logs in." if status in (401, 403) else ""
         reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")

@@ -241,7 +241,7 @@ class Block(nn.Module):
         return x, lambda y: Norm(self.config.norm, self.runtime, name=f"post_{prefix}norm")(join(y))
 
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
-        """Norm before a branch, if norms stand there and the branch has none of its own."""
+        """Norm before a branch, if the placement has one and the branch has none."""
         option = self.config.residual
         if option is not None and option.norms_input:
             return x
@@ -255,7 +255,7 @@ class Block(nn.Module):
         return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
 
     def post_norm(self, y: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
-        """Dropout of a branch's output, and the norm after it, if norms stand there."""
+        """Dropout of a branch's output, then a norm if the placement has one."""
         y = apply_dropout(self, y, self.config.dropout.residual)
         if self.layer_config.norm_placement in POST_BRANCH_NORMS:
             return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(y)

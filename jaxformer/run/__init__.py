@@ -1,11 +1,11 @@
-"""Programs as functions: pretrain, fine-tune, evaluate, generate, export; they need extra `train`.
+"""Programs as functions: pretrain, finetune, dpo, evaluate, generate, export (extra `train`).
 
     from jaxformer import data, run
 
     folder = run.finetune(run.Finetune(init="path/to/folder", corpus=data.TextFiles(path="my.txt")))
     run.generate(run.Generate(checkpoint=folder, prompt="Once"))
 
-Each takes the options that are the flags of its command, such as `jaxformer finetune`.
+The fields of `Finetune` are the flags of `jaxformer finetune`, and so on.
 """
 
 from jaxformer.run.evaluation import evaluate as evaluate

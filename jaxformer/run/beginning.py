@@ -1,4 +1,4 @@
-"""What a run begins with: settings of the run it resumes; model, tokenizer, rate for its init."""
+"""Settings that a run takes from the run it resumes and from the model of --init."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -14,16 +14,16 @@ from jaxformer.run.run_config import AnyRunConfig, context_length
 from jaxformer.training.checkpoints import Checkpoints
 
 VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
-RATE_WIDTH = 1024  # up to this width a learning rate depends on it
-ADAPTER_RATE = 10
+RATE_WIDTH = 1024  # narrower models get a higher rate
+ADAPTER_RATE = 10  # times the rate of all parameters
 
 
 def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
-    """The run as its command begins it, where a flag sets each field that is given.
+    """The run that its command would begin, were each given field a flag.
 
     Args:
-        run: The run. Fields that are not given follow from `resume` and `init`; of a run by
-            `dataclasses.replace`, fields that have their default follow from `init`.
+        run: The run. Fields that are not given follow from `resume` and `init`. After
+            `dataclasses.replace`, fields equal to their defaults follow from `init`.
         runs: Named runs.
 
     Raises:
@@ -45,7 +45,7 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
 def begun_default(
     default: AnyRunConfig, init: str | None, output: Path | None, *, resumes: bool
 ) -> tuple[AnyRunConfig, bool]:
-    """The run to which flags apply, and whether it newly begins with the model of `init`.
+    """The run before its flags, and whether the model of `init` is new to it.
 
     Args:
         default: Named run.
@@ -79,9 +79,9 @@ def with_tokenizer(
 ) -> AnyRunConfig:
     """The run with the tokenizer of its corpus, and with the vocabulary of its tokenizer.
 
-    A tokenized corpus has a tokenizer. If the tokenizer differs from the default's, the vocabulary
-    is its size, rounded up to a multiple of `VOCAB_MULTIPLE`, unless a flag or --init sets it, or
-    the tokenizer has as many tokens as its text has characters.
+    A tokenized corpus may bring its tokenizer. If the tokenizer differs from the default's, the
+    vocabulary is its size, rounded up to a multiple of `VOCAB_MULTIPLE`, unless a flag or --init
+    sets it, or only the text tells it (`Characters`).
     """
     old, new = default.tokenizer, run.tokenizer
     corpus: Any = getattr(run, "corpus", None)
@@ -101,7 +101,7 @@ def with_tokenizer(
 def tuned_run(run: AnyRunConfig) -> AnyRunConfig:
     """The run with a learning rate for the width of its model, and for adapters.
 
-    Updates of AdamW change the outputs of a kernel in proportion to its width, so the rate for
+    AdamW updates change a kernel's outputs in proportion to its input width, so the rate for
     `RATE_WIDTH` is multiplied by `RATE_WIDTH` / width for narrower models. Adapters
     learn best at `ADAPTER_RATE` times the rate of all parameters.
 
@@ -124,14 +124,14 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
         name: Folder, or name on the Hugging Face hub.
 
     Raises:
-        ValueError: The folder has no model.
+        ValueError: There is no such folder, or it has no model.
     """
     folder = fetch_folder(name)
     if not folder.exists():
         raise ValueError(
             f"There is no folder {name!r}. --init takes a folder with config.json and safetensors, "
             "the output of a run, or a hub name OWNER/NAME such as openai-community/gpt2; without "
-            "a network, copy the folder that `hf download OWNER/NAME` prints where there is one."
+            "a network, run `hf download OWNER/NAME` elsewhere and copy its folder."
         )
     if (folder / ADAPTER_CONFIG).is_file():
         raise ValueError(

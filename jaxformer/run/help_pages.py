@@ -1,4 +1,4 @@
-"""Help of a program: a page of the flags that people use, and a page for each topic."""
+"""Help of a program: a page of common flags, and a page for each topic."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ from jaxformer.config.registry import allowed_types
 from jaxformer.errors import did_you_mean
 from jaxformer.options import IMPORT_FLAG_HELP
 
-COLUMN = 30  # of descriptions
+COLUMN = 30  # where texts start
 MAX_WIDTH = 100
 WORDS = {bool: "", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
@@ -32,9 +32,9 @@ class Flag(NamedTuple):
         path: Dotted path of its field.
         head: The flag and a word for its value.
         hint: Type of the field.
-        default: Value of the field, or `dataclasses.MISSING`.
+        default: Value without the flag, or `dataclasses.MISSING`.
         text: What the docstring says of it, and its range.
-        topic: The page that describes it, beside the page of all flags.
+        topic: The topic whose page has it; "" for `--help all` only.
     """
 
     path: str
@@ -67,9 +67,10 @@ def help_page(
 
     Args:
         run: Dataclass of the flags, or an instance, whose values are the defaults.
-        topic: "" for the first page, "all", or a topic that the first page names.
-        more_flags: Flags that are no fields.
-        program: Command of the program, and its first argument.
+        topic: "" for the first page, "all", a topic that the first page names, or a path in one,
+            such as "model.attention".
+        more_flags: Flags without a field.
+        program: Command, with the named run if there is one.
         summary: What the program does, on the first page.
         runs: Names of runs, which may be the first argument.
 
@@ -86,7 +87,7 @@ def help_page(
         ]
         if not described:
             raise ValueError(
-                f"There is no help of {topic!r}.{did_you_mean(topic, topics)} Pass --help all, or "
+                f"There is no topic {topic!r}.{did_you_mean(topic, topics)} Pass --help all, or "
                 f"--help with one of {', '.join(topics)}."
             )
         about = descriptions(run if isinstance(run, type) else type(run))
@@ -102,11 +103,11 @@ def help_page(
     common = getattr(run, "FIRST_PAGE", [path for path in by_path if "." not in path])
     more = f"--help all describes all {len(flags)} flags, their ranges and choices"
     if topics:
-        more += f"; --help TOPIC describes those of one of {', '.join(topics)}"
+        more += f"; --help TOPIC those of one topic: {', '.join(topics)}"
     notes = [f"{more}.", IMPORT_FLAG_HELP]
     if len(runs) > 1:
         notes.insert(
-            0, f"Runs: {', '.join(runs)}. The first argument names one; here are its defaults."
+            0, f"Runs: {', '.join(runs)}. The first argument picks one; its defaults are shown."
         )
     entries = "\n".join(_short_entry(by_path[path]) for path in common)
     return "\n\n".join([usage, inspect.cleandoc(summary), entries, _wrapped(" ".join(notes), 0)])
@@ -123,7 +124,7 @@ def descriptions(kind: type) -> Mapping[str, str]:
 
 
 def has_flags(value: Any, hint: Any) -> bool:
-    """Whether the fields of a value are flags; a value of another union is one flag."""
+    """Whether a value's fields are flags: not in unions, except `Attention`."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return dataclasses.is_dataclass(value) and (hint == Attention or not is_union)
 
@@ -161,7 +162,7 @@ def _flags(run: Any, above: str = "", topic: str = "") -> Iterator[Flag]:
 
 
 def _topic(kind: type, name: str) -> str:
-    """The topic of the class that declares a field first."""
+    """`TOPIC` of the base class that declares a field."""
     bases = (x for x in reversed(kind.__mro__) if name in vars(x).get("__annotations__", ()))
     return getattr(next(bases), "TOPIC", "")
 

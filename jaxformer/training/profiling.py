@@ -73,7 +73,7 @@ def profile(folder: str | Path) -> Iterator[list[Profile]]:
         folder: Folder of the trace; created if it is missing.
 
     Yields:
-        A list, empty inside the block, that has one `Profile` after it.
+        A list that gets one `Profile` when the block ends.
 
     Example:
         >>> import jax

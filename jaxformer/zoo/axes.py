@@ -54,11 +54,11 @@ YEARS = {name: year for family in FAMILIES for name, year in getattr(family, "YE
 
 
 class Model(NamedTuple):
-    """A model that made a choice.
+    """A model listed by `choices`.
 
     Attributes:
-        name: Name of the row at whose size the lecture lists the model, or of a preset.
-        year: Year as listed; of a preset, the year of the release.
+        name: Name in the lecture's tables, or else of the preset.
+        year: Year in that table, or else of the release.
         config: Configuration of the preset.
     """
 

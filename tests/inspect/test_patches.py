@@ -185,9 +185,12 @@ def test_patches_that_do_not_fit_are_refused(build):
     bare = inspect.run(config, params, tokens, record=["stream"])
     wrong = [
         ({"thoughts": Zero()}, r"no value 'thoughts'; it has embeddings, stream, .*final_normed"),
-        ({At("stream", layer=3): Zero()}, r"Layers \[3\] of At.*with 'stream': \[0, 1, 2\]"),
-        ({At("embeddings", layer=0): Zero()}, r"Layers \[0\] of .*: none, it is outside"),
-        ({At("stream", layer=()): Zero()}, r"Layers \[\] of At.*with 'stream': \[0, 1, 2\]"),
+        (
+            {At("stream", layer=3): Zero()},
+            r"At.* layers that have 'stream', of \[0, 1, 2\]; got \[3\]",
+        ),
+        ({At("embeddings", layer=0): Zero()}, r"outside the layers: leave out layer; got \[0\]"),
+        ({At("stream", layer=()): Zero()}, r"'stream', of \[0, 1, 2\]; got \[\]"),
         ({At("stream", position=(2, 7)): Zero()}, r"position of .* in \[-7, 6\]; got \(2, 7\)"),
         ({At("heads", head=4): Zero()}, r"head of .* in \[0, 3\]; got \(4,\)"),
         ({At("key", head=()): Zero()}, r"head of .* in \[0, 1\]; got \(\)"),

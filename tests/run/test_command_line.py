@@ -106,7 +106,7 @@ def test_help_names_the_runs(capsys):
     with pytest.raises(SystemExit):
         read("tiny", "--help")
     text = capsys.readouterr().out
-    assert "Runs: default, tiny, small. The first argument names one;" in text
+    assert "Runs: default, tiny, small. The first argument picks one;" in text
     assert "(20)" in text and "(600)" not in text  # its steps
 
 
@@ -430,7 +430,7 @@ def test_the_first_page_of_the_help_fits_a_screen_and_names_the_others(module, c
         parse_run(module.RUNS, module.__doc__, ["--help"])
     page = capsys.readouterr().out
     assert len(page.split("\n")) <= SCREEN
-    listed = re.search(r"--help TOPIC describes those of one of (.*?)\.", " ".join(page.split()))
+    listed = re.search(r"--help TOPIC those of one topic: (.*?)\.", " ".join(page.split()))
     for topic in listed[1].split(", ") if listed else []:
         with pytest.raises(SystemExit) as ended:
             parse_run(module.RUNS, module.__doc__, ["--help", topic])
@@ -443,7 +443,7 @@ def test_a_topic_of_the_help_has_its_flags_alone(capsys):
         read("--help", "optimizer")
     flags = re.findall(r"^  (--[\w.-]+)", capsys.readouterr().out, re.M)
     assert {flag.partition(".")[0] for flag in flags} == {"--optimizer", "--learning-rate"}
-    assert "There is no help of 'optimiser'. Did you mean optimizer?" in refusal(
+    assert "There is no topic 'optimiser'. Did you mean optimizer?" in refusal(
         capsys, "--help", "optimiser"
     )
 

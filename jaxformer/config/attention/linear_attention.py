@@ -27,7 +27,7 @@ class StepDecay(Checked):
 
     Attributes:
         over: One step per head, or per feature of its keys. There is one rate per head.
-        rank: Width between two projections in place of W; None is one projection.
+        rank: Width between two projections that replace W; None keeps W.
         min_step: Smallest step.
         max_step: Largest step; None is no limit.
 

@@ -19,7 +19,7 @@ from jaxformer.config.norms import Norm
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan(RecurrentDefaults):
-    """A selective state space: each feature has a state, which decays by a step that it chooses.
+    """A selective state space: each feature has a state, whose decay depends on the token.
 
         v = silu(convolution(W_value x));    r, B, C = split(W_selection v)
         step = softplus(W_step norm(r) + bias)
@@ -33,10 +33,10 @@ class SelectiveScan(RecurrentDefaults):
     Attributes:
         width: Features that have a state, usually twice the width of the model.
         step_rank: Width of r, from which the steps are projected.
-        state_dim: Numbers in the state of a feature.
+        state_dim: Size of each feature's state.
         norm: Norms of r, B and C; None is none (Mamba). Jamba has RMSNorm, Falcon Mamba RMSNorm
             without parameters.
-        convolution_width: Tokens of the convolution.
+        convolution_width: Width of the convolution in tokens.
         biases: Layers with a bias; "in" are the value and the gate.
 
     References:

@@ -28,7 +28,7 @@ class SharedKV(GroupedHeads):
         head_dim: Width of a head.
         positions: Position options, cycled over the layers. If a `Rope` rotates only one of key and
             value, the cache holds both.
-        windows: As in `MultiHead`.
+        windows: Attention windows (W keys or None), as in `MultiHead`.
         scale: Multiplies the scores; None is head_dim ** -0.5.
         qk_norm: Norm of queries and of the shared vectors, hence also of the values; before RoPE.
         value_norm: Norm of each head's values, in place of `qk_norm`; None means the keys' norm.

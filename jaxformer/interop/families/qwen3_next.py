@@ -41,7 +41,7 @@ PARTS = ("query", "key", "value")
 
 
 def kernels(*names: str) -> tuple[str, ...]:
-    """Paths of the kernels of an attention layer."""
+    """Paths of these kernels of attention layers."""
     return tuple(f"attention/{name}/kernel" for name in names)
 
 

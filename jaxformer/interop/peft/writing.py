@@ -188,7 +188,7 @@ def _whole_tensors(
         )
     if both := sorted(name for name in adapted if is_inside(f"{name}.weight", modules)):
         raise ValueError(
-            f"PEFT either adapts a module or trains it; got both for {', '.join(both)}. {MERGE}"
+            f"PEFT either adapts a module or trains it; got both for {', '.join(both)}; {MERGE}"
         )
     family, values = family_of(config)
     constants = family.constant_tensors(values) if family.constant_tensors else {}
