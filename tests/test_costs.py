@@ -139,7 +139,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.slow(but=["shared", "factorised", "encoder"])
+@pytest.mark.slow(but=["shared", "encoder"])
 def test_forward_flops_are_those_the_compiler_counts(name):
     """XLA counts norms, activations and softmax too, 1 to 2 % here, and cumulative sums as squares,
     2 % of linear attention; loops it counts once, so layers are unrolled."""

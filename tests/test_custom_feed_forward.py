@@ -142,7 +142,7 @@ def test_what_it_leaves_out_is_named():
 
     init = Transformer(of(Hollow())).init
     with pytest.raises(NotImplementedError, match=r"Hollow has no parameters\(...\), which the mo"):
-        init(jax.random.key(0), jnp.arange(5))
+        jax.eval_shape(init, jax.random.key(0), jnp.arange(5))
 
     with pytest.raises(NotImplementedError, match=r"Soft has no flops\(...\), which costs needs"):
         costs.forward_flops(of(Soft()), 8)

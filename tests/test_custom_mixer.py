@@ -107,7 +107,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.slow(but=["serial"])
+@pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(config):
     """In packed rows; kernels shared out by width and by heads."""
     actual = after_a_step(config, tuple(dict(data=2, fsdp=2, tensor=2).items()))
@@ -117,6 +117,7 @@ def test_it_trains_on_eight_devices_as_on_one(config):
 
 
 @pytest.mark.parametrize("name", ["serial", "beside heads"])
+@pytest.mark.slow(but=["beside heads"])
 def test_a_document_does_not_see_the_one_before_it(name):
     batch, run, params = texts(), jitted_forward(CONFIGS[name]), random_params(CONFIGS[name])
     options = {"positions": batch.positions[:1], "segments": batch.segments[:1]}

@@ -480,7 +480,7 @@ def test_muon_takes_a_bias_by_its_axes_and_costs_count_it():
 
 def test_what_a_bias_leaves_out_is_named_by_the_model():
     with pytest.raises(NotImplementedError, match=r"Nearness has no parameters\(...\), which the"):
-        Transformer(with_positions(Nearness())).init(jax.random.key(0), jnp.arange(5))
+        parameter_metadata(with_positions(Nearness()))
 
     @dataclass(frozen=True, kw_only=True)
     class Silent(options.ScoreBias):
@@ -490,7 +490,7 @@ def test_what_a_bias_leaves_out_is_named_by_the_model():
     with pytest.raises(
         NotImplementedError, match=r"Silent has no __call__\(...\), which attention"
     ):
-        Transformer(with_positions(Silent())).init(jax.random.key(0), jnp.arange(5))
+        parameter_metadata(with_positions(Silent()))
 
 
 def test_a_bias_is_looked_at_as_those_of_the_library():

@@ -142,6 +142,7 @@ def test_it_trains_on_eight_devices_as_on_one(name):
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+@pytest.mark.slow(but=["parallel"])
 def test_a_sum_is_what_there_is_without_an_option(block):
     library, tokens = replace(LLAMA, block=block), texts().tokens[:2]
     params = random_params(library)

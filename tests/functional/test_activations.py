@@ -99,6 +99,7 @@ def test_slopes_at_zero():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.slow(but=[f"{name}-float16" for name in ELEMENTWISE])
 def test_activations_keep_dtype_and_stay_finite(name, dtype):
     activation = ELEMENTWISE[name]
     x = np.array([-200.0, -1.0, 0.0, 2.0, 200.0], dtype)
@@ -215,6 +216,7 @@ def test_xielu_is_the_integral_of_elu():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", GATED)
+@pytest.mark.slow(but=[f"{name}-bfloat16" for name in GATED])
 def test_gated_units_keep_dtype_and_have_gradients(name, dtype, normal):
     gated, _ = GATED[name]
     gate, value = normal(3, 7, dtype=dtype), normal(3, 7, dtype=dtype)
@@ -230,6 +232,7 @@ def test_gated_units_keep_dtype_and_have_gradients(name, dtype, normal):
 
 
 @pytest.mark.parametrize("name", GATED)
+@pytest.mark.slow(but=["clamped_geglu", "swiglu"])
 def test_gated_units_take_numbers_so_that_vmap_gives_slopes(name, normal):
     gated, _ = GATED[name]
     gate, value = normal(5), normal(5)

@@ -150,6 +150,7 @@ def test_attention_form_is_rotated_values_with_decaying_weights():
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["chunked"])
 def test_no_angle_is_an_angle_of_zero(form):
     """inventory row 77: theta = 0 is the real recurrence."""
     real, _ = run(VALUE, GAMMA, form=form)
@@ -211,6 +212,7 @@ REAL = np.array([[True] * 5 + [False, True] * 4, [False] * 2 + [True] * 9 + [Fal
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["chunked", "scan"])
 def test_documents_in_value_and_gradient(form):
     """A document is a run of equal numbers: the last of the first row does not see the first."""
     keep = np.ones((B, T), bool)
@@ -224,6 +226,7 @@ def test_documents_in_value_and_gradient(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["chunked", "attention"])
 def test_documents_do_not_leak(form):
     """What a document gives does not depend on those before it, not even by rounding."""
 
@@ -269,6 +272,7 @@ def test_padding_passes_the_state_on(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow(but=["chunked"])
 def test_padding_between_documents(method):
     """Padding ends no document, whatever its number; the token after it may begin one. What comes
     before the first token does not keep it from the state that there was."""
@@ -285,6 +289,7 @@ def test_padding_between_documents(method):
 
 @pytest.mark.parametrize("parts", [(1,) * 6, (5, 1), (1, 5)], ids=str)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow(but=["chunked-(5, 1)", "scan-(1, 5)", "associative-(1, 5)"])
 def test_reading_in_parts(method, parts):
     """The state of one part begins the next."""
     text, state, outputs = VALUE[:, :6], np.zeros((B, N, 2 * C)), []
@@ -332,6 +337,7 @@ def test_long_texts(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["chunked"])
 def test_a_decay_of_zero_and_of_one(form):
     """All is forgotten, and nothing is; of 0 ** n the slope is 1 for n = 1 and else 0."""
     value = VALUE[:, :5, :2]

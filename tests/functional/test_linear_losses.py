@@ -189,6 +189,7 @@ TOKENS, WIDTH, VOCABULARY = 4096, 256, 128_000
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", [{}, OPTIONS["capped"]], ids=["plain", "capped"])
+@pytest.mark.slow(but=["capped-0"])
 def test_memory_is_under_a_tenth_of_the_logits(options, axis):
     """Vocabulary 128,000 x 4,096 tokens: loss, gradients of features and kernel, all told."""
     shape = (WIDTH, VOCABULARY) if axis else (VOCABULARY, WIDTH)

@@ -150,6 +150,7 @@ def routed_by_hand(logits, bias, top_k, groups, kept, group_score, score, renorm
 @pytest.mark.parametrize(
     "groups, kept, group_score", [(1, 1, "max"), (4, 2, "max"), (4, 2, "top_2"), (3, 1, "top_2")]
 )
+@pytest.mark.slow(but=["4-2-top_2-sigmoid", "1-1-max-softmax"])
 def test_a_router_chooses_by_biased_scores_in_the_best_groups(score, groups, kept, group_score):
     logits, bias = draw(1000, 12), 0.3 * draw(12)
     options = dict(top_k=3, score=score, renormalise=groups != 3, scale=1 + groups / 2)

@@ -278,6 +278,7 @@ def test_conjugate_undoes_the_rotation(normal, pairing):
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5), (1, 1, 5), (2, 1, 5), (2, 3, 5)])
+@pytest.mark.slow(but=["shape0", "shape4"])
 def test_rotations_are_shared_by_the_batch(normal, shape):
     """Rotations without the axes of the batch, or with ones in their place, serve all of it."""
     x = normal(2, 3, 5, 4, 6)

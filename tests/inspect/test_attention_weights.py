@@ -52,7 +52,7 @@ def test_the_families_of_the_survey_are_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow(but=["gptj", "llama", "llama2_70b", "mistral"])
+@pytest.mark.slow(but=["llama2_70b", "mistral"])
 def test_maps_are_those_of_transformers(name, reference):
     outputs, config, params, tokens, inputs = reference(name)
     maps = inspect.attention_maps(config, params, tokens, **inputs)

@@ -56,6 +56,7 @@ def params():
         *("apertus-8b", *WITHOUT_FAMILY),
     ],
 )
+@pytest.mark.slow(but=["gpt-oss-20b", "deepseek-v3", "bamba-9b", "hyper-connections"])
 def test_a_parameter_that_is_read_in_float32_stays_so_or_is_known_to_be_rounded(name):
     config = WITHOUT_FAMILY.get(name) or zoo.get(name).tiny()
     boxes = annotated_parameters(config, jnp.dtype(jnp.bfloat16))

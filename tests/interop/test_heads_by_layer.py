@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer
 from jaxformer.config import OutputGate, Rope
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import config_from_fields
+from tests.small_models import jitted_forward
 
 FOUR = {"layer_types": ["full_attention"] * 3 + ["sliding_attention"], "num_key_value_heads": 1}
 
@@ -86,5 +85,5 @@ def test_the_factor_of_values_is_in_the_output(tmp_path):
     again, same = load_pretrained(tmp_path / "ours")
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, same, params)
-    logits = Transformer(config).apply({"params": same}, jnp.asarray(golden.examples[0].tokens))
+    logits = jitted_forward(config)(same, golden.examples[0].tokens)
     np.testing.assert_allclose(logits, golden.examples[0].logits, atol=5e-5)

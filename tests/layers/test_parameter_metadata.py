@@ -15,7 +15,7 @@ from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.runtime import RuntimeConfig
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.train_step import init_train_state
-from tests.small_models import BASE, random_params
+from tests.small_models import BASE, jitted_forward, random_params
 
 QUERY = "decoder/layers/layer_0/attention/query/kernel"
 GATE = "decoder/layers/layer_0/feed_forward/gate/kernel"
@@ -48,7 +48,7 @@ TAKING = {
         make_mesh(MeshConfig(), jax.devices()[:1]),
         params=params,
     ),
-    "apply": lambda config, params: Transformer(config).apply({"params": params}, ONE),
+    "apply": lambda config, params: jitted_forward(config)(params, ONE),
     "prefill": lambda config, params: prefill(config, params, ONE, jnp.array([2]), capacity=4),
     "decode_step": lambda config, params: decode_step(
         config, params, jnp.array([1]), TAKING["prefill"](config, random_params(config))[1]

@@ -546,6 +546,7 @@ def test_rows_without_tokens(config, build):
 
 
 @pytest.mark.parametrize("name", ["bamba-9b", "qwen-3.5-9b"])
+@pytest.mark.slow(but=["qwen-3.5-9b"])
 def test_64_bit_numbers_change_no_dtype(name):
     config = zoo.get(name).tiny()
     tokens, cache = jnp.zeros((1, 4), jnp.int32), empty_cache(config, (1,), 8)

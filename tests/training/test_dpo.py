@@ -88,6 +88,7 @@ def expected(config):
     weights = np.float32(-BETA / (1 + np.exp(margins)) / P)
     split = split_parameters(config.adapter, params)
 
+    @jax.jit
     @jax.grad
     def gradient(trained):
         params = join_parameters(split.frozen, trained)

@@ -57,7 +57,7 @@ def test_a_signal_whose_exception_python_ignores_stops_the_training():
     with raise_on_signals():
         gc.callbacks.append(interrupt)
         try:
-            gc.collect()
+            gc.collect(0)
         finally:
             gc.callbacks.remove(interrupt)
         with defer_signals() as signals:

@@ -370,6 +370,7 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
 
 
 @pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.slow(but=["True"])
 def test_pmap_compiles_once_for_a_state_on_every_device(placed, monkeypatch):
     traced = []
 

@@ -299,7 +299,7 @@ def test_dropout_is_that_of_its_key():
 
 
 @pytest.mark.parametrize("options", [{}, dict(normalizer="relu"), dict(logit_softcap=0.8)])
-@pytest.mark.slow(but=["side by side-options0", "side by side-options1", "side by side-options2"])
+@pytest.mark.slow(but=["side by side-options1"])
 def test_each_block_of_each_head_of_each_row_drops_its_own(options, where):
     """Values that are rows of the identity show the weights themselves."""
     rng, T, rate = np.random.default_rng(0), 16, 0.4

@@ -160,6 +160,8 @@ def test_slots_may_hold_keys_in_any_order(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [jnp.int16, jnp.int32])
+@pytest.mark.slow
+@pytest.mark.slow(but=["int16-causal", "int32-window"])
 def test_a_batch_is_each_sequence(name, dtype):
     function = FUNCTIONS[name]
     together = function(QUERIES.astype(dtype), KEYS.astype(dtype))
