@@ -194,7 +194,7 @@ def test_either_layout_gives_the_same(taking, monkeypatch):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.slow(but=["save_pretrained", "save_adapter"])
+@pytest.mark.slow(but=["save_pretrained"])
 def test_either_layout_is_written_and_read_alike(writer, tmp_path):
     config = CONFIG if writer == "save_pretrained" else ADAPTED
     params = random_params(config)

@@ -395,7 +395,7 @@ def answer(name, transform):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @every_block
-@pytest.mark.slow(but=["vmap-plain JAX"])
+@pytest.mark.slow(but=["plain JAX-vmap"])
 def test_values_and_slopes_are_those_of_the_formula(name, transform):
     y, gradient = answer(name, transform)
     values, slope = expected(name)

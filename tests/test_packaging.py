@@ -193,6 +193,10 @@ def test_every_test_file_has_tests_with_different_names():
         assert len(tests) == len(set(tests)), f"{path}: a test of the same name hides the first"
 
 
+def test_cases_that_are_not_slow_are_cases(absent_cases):
+    assert not absent_cases
+
+
 def test_the_changelog_knows_the_version():
     version = re.escape(jaxformer.__version__)
     assert re.search(rf"^## \[{version}\] - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
