@@ -280,9 +280,6 @@ MUTATIONS = {
     "activation of a recurrence's gate": Mutation(
         "recurrent_gemma", mixer(c.RGLRU, activation="silu")
     ),
-    "bias of a recurrence's convolution": Mutation(
-        "recurrent_gemma", mixer(c.RGLRU, biases=("in", "out"))
-    ),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "decay of each feature": Mutation(
         "kimi_linear", linear(decay=c.StepDecay(over="feature", rank=8, max_step=0.5))
