@@ -16,7 +16,6 @@ from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import config_from_fields
-from tests.small_models import jitted_forward
 
 DENSE = {"first_k_dense_replace": 4, "num_key_value_heads": None}
 SCALED = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}

@@ -83,8 +83,9 @@ MODULE_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
 
 # Names in target_modules that PEFT takes for experts and routers, by the type of the model.
 NAMES_OF_EXPERTS = dict.fromkeys(
-    "afmoe cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe "
-    "glm4_moe_lite hunyuan_v1_moe mellum olmoe qwen3_moe qwen3_next sarvam_mla solar_open".split(),
+    "afmoe beam cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo "
+    "glm4_moe glm4_moe_lite hunyuan_v1_moe mellum olmoe qwen3_moe qwen3_next sarvam_mla "
+    "solar_open".split(),
     ("gate", "gate_proj", "up_proj", "down_proj"),
 ) | dict.fromkeys(("minimax", "minimax_m2", "mixtral"), ("gate", "w1", "w2", "w3"))
 # Names of modules that PEFT does not adapt, since fast kernels read their weights, by the type.
