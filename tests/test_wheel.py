@@ -81,7 +81,10 @@ def test_the_command_of_a_wheel_trains_chats_and_exports(place):
     assert "> " in run(place, "generate", *chat, typed="1 times 1?\n\n")
     printed = run(place, "export", "--checkpoint", "tuned", "--output", "exported")
     assert printed == f"Exported checkpoint 4 of tuned as qwen3 to {place / 'exported'}.\n"
-    lines = [run(place, "evaluate", name, "--text", "my.txt") for name in ("tuned", "exported")]
+    lines = [
+        run(place, "evaluate", name, "--text", "my.txt", "--length", "16")
+        for name in ("tuned", "exported")
+    ]
     figures = [[x for x in printed.splitlines() if "bits per byte" in x] for printed in lines]
     assert len(figures[0]) == 1 and figures[0] == figures[1]
     assert "jaxformer zoo" in run(place, "zoo", "--help")

@@ -53,6 +53,8 @@ class Translate(RunConfig):
         *("output", "resume"),
     )
 
+    command = "python -m experiments.translate"
+
     tokenizer: data.TokenizerConfig = data.Characters()
     source_lengths: Annotated[tuple[Size, ...], NOT_EMPTY] = (16, 24, 56)
     batch_size: Size = 64

@@ -9,6 +9,7 @@ from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, max_voc
 from jaxformer.interop import fetch_folder, load_config
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.run.loading import config_of_description
+from jaxformer.run.output_folder import goes_on
 from jaxformer.run.resume import load_resumed_run
 from jaxformer.run.run_config import AnyRunConfig, context_length
 from jaxformer.training.checkpoints import Checkpoints
@@ -22,8 +23,8 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
     """The run that its command would begin, were each given field a flag.
 
     Args:
-        run: The run. Fields that are not given follow from `resume` and `init`. After
-            `dataclasses.replace`, fields equal to their defaults follow from `init`.
+        run: The run. Fields that are not given follow from `resume` and `init`. A run by
+            `dataclasses.replace` resumes as it is, and its defaults follow from `init`.
         runs: Named runs.
 
     Raises:
@@ -31,9 +32,11 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
     """
     default, chosen = next(iter(runs.values())), {name: getattr(run, name) for name in run.given}
     is_whole, resumes = len(chosen) == len(fields(run)), run.resume or run.resume_or_begin
+    if is_whole and (run.resume or goes_on(run, Path())):
+        return run
     if is_whole:
         chosen = {name: x for name, x in chosen.items() if x != getattr(default, name)}
-    begun, is_new = begun_default(default, run.init, run.output, resumes=resumes and not is_whole)
+    begun, is_new = begun_default(default, run.init, run.output, resumes=resumes)
     return completed(
         replace(begun, **chosen),
         begun,

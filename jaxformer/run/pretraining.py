@@ -170,7 +170,7 @@ class PackedCorpus(NamedTuple):
 def pretrain(run: Pretrain) -> Path:
     """Pretrain a decoder on text, evaluate it, and print a sample.
 
-        from jaxformer import run
+        from jaxformer import data, run
         folder = run.pretrain(run.Pretrain(corpus=data.TextFiles(path="my.txt"), steps=200))
         model = run.load_run(folder)
 

@@ -295,18 +295,18 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     flags = ["--init", str(folder), "--corpus", "corpus.txt", "--length", "16", "--epochs", "0.75"]
     flags += ["--devices", "1", "--scan", "--no-tensorboard", "--log-every", "1"]
     flags += ["--held-out", "0.1", "--cache", "cache", "--sample-tokens", "2", "--output", "out"]
-    run = parse_run(finetuning.RUNS, "", flags)
+    run = parse_run(finetuning.RUNS, "", [*flags, "--lr", "3e-5"])
     finetuning.finetune(run)
     rows = pretraining.prepare_corpus(run).train
     steps = math.ceil(0.75 * len(rows) / 8)
     output = capsys.readouterr().out
     assert f"Epochs: 0.75, steps: {steps}.\n" in output and steps >= 10
     assert f"shortened from 20 to {steps // 10} steps, as the schedule has {steps}." in output
-    assert output.startswith(f"Run: default --init {folder}\n  --scan\n  --devices 1\n")
+    assert output.startswith(f"Run: default --init {folder}\n  --optimizer.schedule ")
     assert "model." not in output.partition("Corpus:")[0]
     lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert max(line["learning_rate"] for line in lines) == pytest.approx(2e-5)
+    assert max(line["learning_rate"] for line in lines) == pytest.approx(3e-5)
 
 
 @pytest.mark.parametrize(

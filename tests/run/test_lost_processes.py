@@ -104,8 +104,10 @@ def assert_left_with_words(place, output, rank, *, devices):
     assert survivor.returncode in (1, -signal.SIGABRT) and seconds < SILENCE + 20
     words = WORDS.search(outputs[1 - rank])
     assert words, outputs[1 - rank]
-    flags = [x for x in survivor.args[1:] if x not in ("--output", output, "--resume")]
-    assert shlex.split(words[1]) == ["python", *flags, "--resume", "--output", output]
+    flags = [x for x in survivor.args[3:] if x != "--resume"]
+    command = shlex.split(words[1])
+    assert command[:3] == ["python", "-m", "experiments.pretrain"]
+    assert parse_run(RUNS, "", command[3:]) == parse_run(RUNS, "", [*flags, "--resume"])
     if failed := FAILED.search(outputs[1 - rank]):
         assert (int(failed[1]) in checkpoints(place / output)) and failed[2] == output
 
