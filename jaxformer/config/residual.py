@@ -136,8 +136,8 @@ class WeightedSum(Residual):
 
     Attributes:
         attention: Weights a and b of branches of attention.
-        recurrent: a and b of recurrences instead of attention.
-        feed_forward: a and b of feed-forward branches.
+        recurrent: Weights a and b of recurrences instead of attention.
+        feed_forward: Weights a and b of feed-forward branches.
 
     References:
         MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, 2025.

@@ -123,7 +123,8 @@ def test_every_field_is_documented(kind):
         if dataclasses.is_dataclass(base)
         for f in dataclasses.fields(base)
     }
-    own_fields = [name for name in kind.__annotations__ if name not in inherited]
+    own_fields = [f.name for f in dataclasses.fields(kind) if f.name in kind.__annotations__]
+    own_fields = [name for name in kind.__annotations__ if name in {*own_fields} - inherited]
     assert documented == own_fields
 
 
