@@ -51,10 +51,27 @@ def link_guide(app, name, content):
 
 
 def shorten(app, what, name, thing, options, signature, returned):
-    """Write array types by their public names."""
+    """Write array types by their public names, and annotated types without their ranges."""
     return tuple(
-        text and text.replace("jaxlib._jax.Array", "Array") for text in (signature, returned)
+        text and without_ranges(text).replace("jaxlib._jax.Array", "Array")
+        for text in (signature, returned)
     )
+
+
+def without_ranges(text):
+    """Replace each Annotated[TYPE, ...] by TYPE."""
+    before, found, rest = text.partition("Annotated[")
+    if not found:
+        return text
+    depth, commas = 0, []
+    for end, letter in enumerate(rest):
+        depth += (letter in "[(") - (letter in ")]")
+        if depth < 0:
+            break
+        if letter == "," and not depth:
+            commas.append(end)
+    kind = rest[: commas[0]]
+    return re.sub(r"~?(typing|pathlib)\.$", "", before) + without_ranges(kind + rest[end + 1 :])
 
 
 def skip(app, what, name, thing, skipped, options):

@@ -75,7 +75,9 @@ def parse_run(
         if name not in runs:
             hint = did_you_mean(name, runs)
             if name in zoo.names():
-                hint = " It is a preset: to train it see experiments/guides/train.md."
+                hint = (
+                    " It is a preset: write its weights by save_pretrained, and pass --init FOLDER."
+                )
             exit_with_error(f"There is no named run {name!r}. Named runs: {', '.join(runs)}.{hint}")
     default: Any = runs[name]
     is_new, flags = False, {*_flags_in(arguments)}
