@@ -323,7 +323,7 @@ def test_long_texts(form):
     the 1 / (1 - gamma) tokens that are remembered."""
     length = 4096
     value, weight = draw(length, 2, 2), draw(length, 2, 2, seed=1)
-    gamma, theta = np.array([0.5, 0.999]), np.array([[2.9], [0.7]])
+    gamma, theta = np.float32([0.5, 0.999]), np.float32([[2.9], [0.7]])
     function = functools.partial(run, form=form, chunk=64)
     output, _, gradients = everything(function, (value, gamma, theta), weight)
     expected, _, gradients_64 = by_hand(value, gamma, theta, weight)
@@ -467,14 +467,14 @@ def test_complex_decay_counts_modulo_a_number():
     turns by 2 pi / 5 holds the time modulo 5 for as long as one likes. States of real decays only
     fall: the best linear reading of eight of them is no better than a guess."""
     length, modulus = 400, 5
-    impulse = np.zeros((length, 1, 2)).at[0, 0, 0].set(1)
+    impulse = jnp.zeros((length, 1, 2)).at[0, 0, 0].set(1)
     theta = np.array([[2 * np.pi / modulus]], jnp.float32)
     h, _ = F.linear_recurrence(impulse, np.array([1.0]), theta)
     angle = -np.arctan2(h[:, 0, 1], h[:, 0, 0]) * modulus / (2 * np.pi)
     np.testing.assert_array_equal(np.rint(angle) % modulus, np.arange(length) % modulus)
 
     gamma = 1 - 2.0 ** -np.arange(1.0, 9)
-    fading, _ = F.linear_recurrence(np.zeros((length, 8, 1)).at[0].set(1), gamma)
+    fading, _ = F.linear_recurrence(jnp.zeros((length, 8, 1)).at[0].set(1), gamma)
     states, wanted = np.asarray(fading[..., 0]), np.eye(modulus)[np.arange(length) % modulus]
     readings, *_ = np.linalg.lstsq(states, wanted, rcond=None)
     right = (states @ readings).argmax(axis=-1) == np.arange(length) % modulus
