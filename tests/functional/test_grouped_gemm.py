@@ -55,7 +55,7 @@ def with_gradients(linear, x, kernels, sizes, dy):
 )
 def test_each_group_meets_its_own_kernel(linear, sizes):
     x, kernels, dy = draw(R, D), draw(E, D, H), draw(R, H)
-    actual = jax.jit(partial(with_gradients, linear))(x, kernels, np.asarray(sizes), dy)
+    actual = jax.jit(partial(with_gradients, linear))(x, kernels, jnp.asarray(sizes), dy)
     for a, b in zip(actual, by_hand(x, kernels, sizes, dy), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
@@ -64,7 +64,7 @@ def test_each_group_meets_its_own_kernel(linear, sizes):
 def test_groups_differ_between_members_of_a_batch(linear):
     """vmap, nested, with shared kernels."""
     x, kernels, dy = draw(2, 3, R, D), draw(E, D, H), draw(2, 3, R, H)
-    sizes = np.asarray([SIZES] * 2)
+    sizes = jnp.asarray([SIZES] * 2)
     function = partial(with_gradients, linear)
     mapped = jax.vmap(jax.vmap(function, (0, None, 0, 0)), (0, None, 0, 0))
     actual = jax.jit(mapped)(x, kernels, sizes, dy)
@@ -77,7 +77,7 @@ def test_groups_differ_between_members_of_a_batch(linear):
 def test_a_batch_without_members(linear):
     x, kernels, dy = map(jnp.asarray, (draw(0, R, D), draw(E, D, H), draw(0, R, H)))
     mapped = jax.vmap(partial(with_gradients, linear), (0, None, None, 0))
-    actual = mapped(x, kernels, np.asarray(SIZES[0]), dy)
+    actual = mapped(x, kernels, jnp.asarray(SIZES[0]), dy)
     assert [a.shape for a in actual] == [(0, R, H), (0, R, D), (0, E, D, H)]
 
 
@@ -89,7 +89,7 @@ def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
     mapped = jax.shard_map(
         inside, mesh=mesh, in_specs=(rows, P(), rows, rows), out_specs=(rows, rows, P())
     )
-    y, dx, dk = jax.jit(mapped)(x, kernels, np.asarray(SIZES).reshape(-1), dy)
+    y, dx, dk = jax.jit(mapped)(x, kernels, jnp.asarray(SIZES).reshape(-1), dy)
     parts = zip(*(a.reshape(3, R, -1) for a in (x, dy)), SIZES, strict=True)
     hand = [by_hand(x, kernels, sizes, dy) for x, dy, sizes in parts]
     actual = y.reshape(3, R, -1), dx.reshape(3, R, -1), dk
@@ -105,7 +105,7 @@ def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
 @pytest.mark.slow(but=["blocked"])
 def test_bfloat16_stays(linear):
     x, kernels, dy = (a.astype(jnp.bfloat16) for a in (draw(R, D), draw(E, D, H), draw(R, H)))
-    actual = jax.jit(partial(with_gradients, linear))(x, kernels, np.asarray(SIZES[0]), dy)
+    actual = jax.jit(partial(with_gradients, linear))(x, kernels, jnp.asarray(SIZES[0]), dy)
     for a, b in zip(actual, by_hand(x, kernels, SIZES[0], dy), strict=True):
         assert a.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
@@ -120,7 +120,7 @@ def test_hoppers_kernels_are_the_same_products(sizes):
         a.astype(jnp.bfloat16) for a in (draw(R, 256), draw(E, 256, 384), draw(R, 384))
     )
     actual = jax.jit(partial(with_gradients, partial(grouped_matmul_by, HopperBackend())))(
-        x, kernels, np.asarray(sizes), dy
+        x, kernels, jnp.asarray(sizes), dy
     )
     for a, b in zip(actual, by_hand(x, kernels, sizes, dy), strict=True):
         np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
@@ -129,15 +129,15 @@ def test_hoppers_kernels_are_the_same_products(sizes):
 def test_blocks_need_memory_for_the_rows_and_the_gradient_alone():
     """A product of all rows with all kernels has a copy of the rows for each of them."""
     groups, rows, width = 64, 1024, 128
-    x, kernels = np.zeros((rows, width)), np.zeros((groups, width, width))
+    x, kernels = jnp.zeros((rows, width)), jnp.zeros((groups, width, width))
     function = partial(with_gradients, partial(grouped_matmul_by, BlockedBackend()))
-    compiled = jax.jit(function).lower(x, kernels, np.zeros(groups, int), x).compile()
+    compiled = jax.jit(function).lower(x, kernels, jnp.zeros(groups, int), x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 8 * x.nbytes + kernels.nbytes
 
 
 def test_tiles_hold_few_groups_and_suit_widths():
-    groups = np.zeros(4)
-    rows = [MegabloxBackend().row_tile(np.zeros((n, 1)), groups) for n in (1, 1024, 1100, 99999)]
+    groups = jnp.zeros(4)
+    rows = [MegabloxBackend().row_tile(jnp.zeros((n, 1)), groups) for n in (1, 1024, 1100, 99999)]
     assert rows == [128, 256, 256, 512]
     wide = [20, 576, 1408, 2048, 11008]
     assert [grouped.tile_width(n, jnp.dtype("bfloat16")) for n in wide] == [
@@ -187,7 +187,7 @@ def test_the_machine_decides_and_the_log_says_why(
 ):
     monkeypatch.setattr(grouped, "target_device", lambda: target)
     monkeypatch.setattr(grouped, "find_spec", lambda name: name)  # JAX 0.7.2 lacks it
-    kernels = np.zeros((E, width, 128), dtype)
+    kernels = jnp.zeros((E, width, 128), dtype)
     with caplog.at_level("INFO", logger="jaxformer"):
         assert type(grouped._choose_backend(kernels[0], kernels)) is kind
     (record,) = caplog.records
@@ -198,7 +198,7 @@ def test_the_machine_decides_and_the_log_says_why(
 def test_older_versions_of_jax_have_no_gradient_for_hopper(monkeypatch):
     monkeypatch.setattr(grouped, "target_device", lambda: HOPPER)
     monkeypatch.setattr(grouped, "find_spec", lambda name: None)
-    kernels = np.zeros((E, 128, 128), "bfloat16")
+    kernels = jnp.zeros((E, 128, 128), "bfloat16")
     assert type(grouped._choose_backend(kernels[0], kernels)) is BlockedBackend
 
 
@@ -207,7 +207,7 @@ def test_biases_of_groups_and_their_gradient():
     sizes = SIZES[0]
 
     def linear(biases):
-        return F.grouped_matmul(x, kernels, np.asarray(sizes), biases)
+        return F.grouped_matmul(x, kernels, jnp.asarray(sizes), biases)
 
     y, pullback = jax.vjp(linear, biases)
     groups = np.repeat(np.arange(E), sizes)
@@ -222,5 +222,5 @@ def test_sizes_of_any_whole_numbers_will_do():
     x, kernels = draw(R, D), draw(E, D, H)
     expected, *_ = by_hand(x, kernels, SIZES[0], draw(R, H))
     for kind in ("int16", "uint32"):
-        y = F.grouped_matmul(x, kernels, np.asarray(SIZES[0], kind))
+        y = F.grouped_matmul(x, kernels, jnp.asarray(SIZES[0], kind))
         np.testing.assert_allclose(y, expected, atol=1e-4)

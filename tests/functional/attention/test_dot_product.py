@@ -53,7 +53,7 @@ def exact(query, key, value, mask=None, bias=0.0, *, scale, softcap=None, relu=F
 
 
 def causal(T):
-    return F.causal_mask(np.arange(T), np.arange(T))
+    return F.causal_mask(jnp.arange(T), jnp.arange(T))
 
 
 # Values known from elsewhere
@@ -150,10 +150,10 @@ def test_matches_the_definition_in_float64(normal, num_kv_heads, options):
 
 def test_attend_by_hand():
     """Two keys: the second score is larger by log 3, so the weights are a quarter and the rest."""
-    query, value = np.ones((1, 2)), np.array([[0.0, 8.0], [4.0, 0.0]])
-    key = np.array([[0.0, 0.0], [np.log(3.0), 0.0]])
+    query, value = jnp.ones((1, 2)), jnp.array([[0.0, 8.0], [4.0, 0.0]])
+    key = jnp.array([[0.0, 0.0], [np.log(3.0), 0.0]])
     np.testing.assert_allclose(F.attend(query, key, value, scale=1.0), [[3.0, 2.0]], rtol=1e-6)
-    half = F.attend(query, key, value, None, None, np.array([[0.0, 2.0]]), scale=1.0)
+    half = F.attend(query, key, value, None, None, jnp.array([[0.0, 2.0]]), scale=1.0)
     np.testing.assert_allclose(half, [[6.0, 0.0]], rtol=1e-6)
 
 
@@ -245,8 +245,8 @@ def test_a_layer_of_each_token_ignores_the_others(normal):
 
 def test_the_sign_of_the_dot_product_decides():
     """inventory row 100: alike vectors attract, orthogonal ones leave, opposite ones repel."""
-    query = np.array([[[2.0, 1.0]]])
-    key = np.array([[[2.0, 1.0]], [[-1.0, 2.0]], [[-2.0, -1.0]]])
+    query = jnp.array([[[2.0, 1.0]]])
+    key = jnp.array([[[2.0, 1.0]], [[-1.0, 2.0]], [[-2.0, -1.0]]])
     weights = attention_weights(query, key, scale=1.0)[0, 0]
     np.testing.assert_allclose(np.log(weights / weights[1]), [5.0, 0.0, -5.0], atol=1e-5)
 
@@ -351,7 +351,7 @@ def test_the_causal_mask_breaks_the_symmetry_of_earlier_tokens(normal):
 CACHED = {
     "causal": (F.causal_mask, None),
     "window": (functools.partial(F.window_mask, window=3), None),
-    "alibi": (F.causal_mask, np.array([0.5, 0.25, 0.125, 0.0625])),
+    "alibi": (F.causal_mask, jnp.array([0.5, 0.25, 0.125, 0.0625])),
 }
 
 
@@ -365,7 +365,7 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
     """
     mask_of, slopes = CACHED[kind]
     query, key, value = normal(6, 4, 3), normal(6, 2, 3), normal(6, 2, 5)
-    slots = np.array([4, 2, 7, 0, 5, 1])  # slot of each token; 3 and 6 stay unused
+    slots = jnp.array([4, 2, 7, 0, 5, 1])  # slot of each token; 3 and 6 stay unused
 
     def attention(query, key, value, query_positions, key_positions):
         bias = None
@@ -384,10 +384,10 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
         output = attention(q[None], kept_keys, kept_values, t[None], kept_positions)[0]
         return (kept_keys, kept_values, kept_positions, t + 1), output
 
-    empty = np.full((8, 2, 3), 7.0), np.full((8, 2, 5), 7.0), np.full(8, 1000), np.array(0)
+    empty = jnp.full((8, 2, 3), 7.0), jnp.full((8, 2, 5), 7.0), jnp.full(8, 1000), jnp.array(0)
     _, one_by_one = jax.lax.scan(step, empty, (query, key, value, slots))
     for t in range(6):
-        now = np.arange(t + 1)
+        now = jnp.arange(t + 1)
         full = attention(query[: t + 1], key[: t + 1], value[: t + 1], now, now)
         np.testing.assert_allclose(one_by_one[t], full[-1], atol=1e-6)
 
@@ -397,13 +397,13 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
 def test_on_a_tpu_equal_queries_stand_for_one(normal, monkeypatch, num_kv_heads, equal):
     """And nothing else: eight of them for each head of keys."""
     query, key = map(jnp.asarray, (normal(2, 1, 4, 3), normal(2, 9, num_kv_heads, 3)))
-    mask, bias = np.arange(9)[None, None] < np.array([[[4]], [[7]]]), normal(4, 1, 9)
+    mask, bias = jnp.arange(9)[None, None] < jnp.array([[[4]], [[7]]]), normal(4, 1, 9)
     expected = attention_module.dot_product_attention(query, key, key, mask, bias)
     monkeypatch.setattr(attention_module, "target_platform", lambda: "tpu")
     actual = attention_module.dot_product_attention(query, key, key, mask, bias)
     np.testing.assert_allclose(actual, expected, atol=1e-6)
     assert attention_module.num_query_copies(query, key) == equal
-    assert attention_module.num_query_copies(np.ones((2, 3, 4, 3)), key) == 3
+    assert attention_module.num_query_copies(jnp.ones((2, 3, 4, 3)), key) == 3
 
 
 def test_a_sentence_seen_at_once_shows_each_token_its_past(normal):
@@ -439,9 +439,9 @@ def test_the_future_has_exactly_zero_gradient(normal, kind, argument):
 
 @pytest.mark.slow
 def test_packed_documents_do_not_leak(normal):
-    segments = np.array([1, 1, 2, 2, 2, 0])
-    positions = np.array([0, 1, 0, 1, 2, 0])
-    mask = F.segment_mask(segments, segments) & F.causal_mask(np.arange(6), np.arange(6))
+    segments = jnp.array([1, 1, 2, 2, 2, 0])
+    positions = jnp.array([0, 1, 0, 1, 2, 0])
+    mask = F.segment_mask(segments, segments) & F.causal_mask(jnp.arange(6), jnp.arange(6))
     arrays = normal(6, 2, 3), normal(6, 2, 3), normal(6, 2, 5)
 
     def second_document(*arrays):
@@ -481,7 +481,7 @@ def test_a_query_without_keys_gives_zero_and_no_gradient(normal, normalizer):
 
 def test_masked_keys_and_values_may_hold_any_finite_number(normal):
     query, key, value = normal(3, 2, 3), normal(5, 2, 3), normal(5, 2, 7)
-    valid = np.array([True, False, True, True, False])
+    valid = jnp.array([True, False, True, True, False])
     row = valid.reshape(5, 1, 1)
     wild_key, wild_value = jnp.where(row, key, 1e30), jnp.where(row, value, -3e38)
     np.testing.assert_array_equal(
@@ -497,13 +497,13 @@ def test_a_shift_of_all_scores_changes_nothing(shift, seed):
     query, key = (np.float32(rng.normal(size=(n, 2, 3))) for n in (3, 5))
     weights = attention_weights(query, key)
     np.testing.assert_allclose(weights.sum(axis=-1), 1.0, rtol=1e-6)
-    shifted = attention_weights(query, key, None, np.full((1, 1, 1), shift, jnp.float32))
+    shifted = attention_weights(query, key, None, jnp.full((1, 1, 1), shift, jnp.float32))
     np.testing.assert_allclose(shifted, weights, rtol=2e-5)
 
 
 def test_cap_then_bias_then_mask():
-    query, key = np.array([[[100.0]]]), np.array([[[1.0]], [[-1.0]]])
-    bias = np.array([[[0.0, 10.0]]])
+    query, key = jnp.array([[[100.0]]]), jnp.array([[[1.0]], [[-1.0]]])
+    bias = jnp.array([[[0.0, 10.0]]])
     weights = attention_weights(query, key, None, bias, scale=1.0, logit_softcap=2.0)
     np.testing.assert_allclose(
         weights[0, 0], [1 / (1 + np.exp(6)), 1 / (1 + np.exp(-6))], rtol=1e-5
@@ -691,7 +691,7 @@ def shapes(*, T=5, S=7, N=6, K=3, H=11, value=None, batch=(2,)):
             r"mask of shape \(2, 3, 5, 7\) .* \[\*batch, heads, queries, keys\] = \(2, 6, 5, 7\)",
         ),
         (
-            (*shapes(), None, np.ones((1, 2, 6, 5, 7))),
+            (*shapes(), None, jnp.ones((1, 2, 6, 5, 7))),
             r"bias of shape \(1, 2, 6, 5, 7\) .* \[\*batch, heads, .* = \(2, 6, 5, 7\)",
         ),
     ],
@@ -716,7 +716,7 @@ def test_options_out_of_range_are_named(options, message):
 
 
 def test_unknown_words_are_named(no_checks_of_annotations):
-    x = np.ones((2, 3, 4))
+    x = jnp.ones((2, 3, 4))
     with pytest.raises(ValueError, match=r"normalizer .* one of \('softmax', 'relu'\); got 'tanh'"):
         F.attend(x[0], x[0], x[0], scale=1.0, normalizer="tanh")
     with pytest.raises(ValueError, match=r"implementation .* one of \('auto', .*\); got 'flash'"):
@@ -725,7 +725,7 @@ def test_unknown_words_are_named(no_checks_of_annotations):
 
 def test_weights_of_rules_are_those_of_their_arrays():
     query, key = np.float32(np.random.default_rng(0).normal(size=(2, 5, 2, 3)))
-    at = np.arange(5)
+    at = jnp.arange(5)
     mask = F.AttentionMask(at, at, rule=F.MaskRule(causal=True, window=3))
     bias = F.attention_bias(F.alibi_bias, F.alibi_slopes(2), at, at)
     actual = F.attention_weights(query, key, mask, bias)
@@ -767,15 +767,15 @@ def test_a_scale_may_be_learned(length, implementation):
         return jnp.sum(jnp.square(output))
 
     expected = slope_in_the_scale(query, key, value, 0.7)
-    actual = jax.jit(jax.value_and_grad(loss))(np.float32(0.7))
+    actual = jax.jit(jax.value_and_grad(loss))(jnp.float32(0.7))
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
     np.testing.assert_allclose(loss(0.7), expected[0], rtol=1e-4)
 
 
 def test_a_learned_scale_has_no_axes():
-    x = np.ones((5, 2, 4))
+    x = jnp.ones((5, 2, 4))
     with pytest.raises(ValueError, match=r"scale has 1 axis, shape \(2,\), but must have 0"):
-        F.dot_product_attention(x, x, x, scale=np.ones(2))
+        F.dot_product_attention(x, x, x, scale=jnp.ones(2))
 
 
 @pytest.mark.parametrize("shape", [(0, 256, 2, 4), (3, 0, 256, 2, 4), (0, 5, 2, 4), (2, 0, 2, 4)])
@@ -787,13 +787,13 @@ def test_attention_of_nothing_is_nothing(shape):
 
 
 def test_queries_without_keys_get_zero():
-    query, key = np.ones((3, 2, 4)), np.ones((0, 2, 4))
+    query, key = jnp.ones((3, 2, 4)), jnp.ones((0, 2, 4))
     for attention in (F.dot_product_attention, F.blockwise_attention):
         np.testing.assert_array_equal(attention(query, key, key), np.zeros((3, 2, 4)))
 
 
 def test_a_lazy_causal_mask_is_its_parts():
-    positions, segments = np.arange(6), np.asarray([1, 1, 1, 1, 2, 2])
+    positions, segments = jnp.arange(6), jnp.asarray([1, 1, 1, 1, 2, 2])
     expected = F.causal_mask(positions, positions) & F.window_mask(positions, positions, 2)
     mask = F.AttentionMask.causal(positions, 2, segments)
     np.testing.assert_array_equal(mask.materialize(), expected & F.segment_mask(segments, segments))
@@ -813,7 +813,7 @@ def test_a_lazy_causal_mask_is_its_parts():
 def test_masks_that_layers_share_become_arrays_where_matrices_are_whole(
     implementation, T, S, is_lazy
 ):
-    mask = F.AttentionMask(np.arange(T), np.arange(S), rule=F.MaskRule(causal=True))
+    mask = F.AttentionMask(jnp.arange(T), jnp.arange(S), rule=F.MaskRule(causal=True))
     result = jax.eval_shape(lambda: F.materialize_for_xla(mask, implementation, 4))
     assert isinstance(result, F.AttentionMask) == is_lazy
     assert is_lazy or result.shape == (T, S)
@@ -822,8 +822,8 @@ def test_masks_that_layers_share_become_arrays_where_matrices_are_whole(
 def test_a_mask_of_each_head_serves_a_batch():
     """Its array has as many axes as the queries, also where positions have no batch axis."""
     rng, pattern = np.random.default_rng(0), F.BlockSparsePattern(1, 1, 2)
-    query, key = (np.asarray(rng.normal(size=(2, 5, 2, 4)), jnp.float32) for _ in range(2))
-    at, rule = np.arange(5), F.MaskRule(causal=True, block_sparse=pattern)
+    query, key = (jnp.asarray(rng.normal(size=(2, 5, 2, 4)), jnp.float32) for _ in range(2))
+    at, rule = jnp.arange(5), F.MaskRule(causal=True, block_sparse=pattern)
     mask = F.AttentionMask(at, at, rule=rule, head_shifts=pattern.head_shifts(2))
     array = F.block_sparse_mask(at, at, num_heads=2, block_size=1, local_blocks=1, stride=2)
     assert F.materialize_for_xla(mask, "xla", query.ndim).shape == (1, 2, 5, 5)
