@@ -260,7 +260,7 @@ def _replace_whole(
         parts = mapping.transform.from_hf(tensor.astype(np.float32), mapping.slice_shapes)
         for (name, at), part in zip(mapping.slices, parts, strict=True):
             values = jnp.asarray(part, arrays[name].dtype)
-            arrays[name] = arrays[name].at[at].set(values) if at else values
+            arrays[name] = jnp.asarray(arrays[name]).at[at].set(values) if at else values
 
 
 def _trained(
