@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import jaxformer
 from jaxformer.errors import did_you_mean, exit_with_error, own_command, prepare_imports
 
 PROGRAMS = {
@@ -24,10 +25,12 @@ PROGRAMS = {
 def main(*program: str) -> None:
     """Run the program named by `program`, else by the first argument; without a name list all."""
     name, *arguments = [*program, *sys.argv[1:]] or ["--help"]
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         root = Path(__file__).parent
         paths = {k: root / f"{x.replace('.', '/')}.py" for k, x in PROGRAMS.items()}
         print(program_list({own_command(k): path for k, path in paths.items()}))
+    elif name == "--version":
+        print(f"jaxformer {jaxformer.__version__}")
     elif name in PROGRAMS:
         prepare_imports()
         importlib.import_module(f"jaxformer.{PROGRAMS[name]}").main(arguments)

@@ -227,7 +227,11 @@ def _coerce(hint: Any, value: Any) -> Coerced | None:
         return _coerce_number(hint, value)
     if hint is Path and isinstance(value, str) and value:
         return Coerced(Path(value))
-    kind = type(None) if hint is None else origin or hint
+    if hint is str and isinstance(value, Path):
+        return Coerced(str(value))
+    kind: Any = type(None) if hint is None else origin or hint
+    if isinstance(value, str | Path) and "path" in getattr(kind, "__dataclass_fields__", ()):
+        return Coerced(kind(path=str(value)))  # a file or folder for the option that reads it
     return Coerced(value) if isinstance(value, kind) else None
 
 

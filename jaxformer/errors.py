@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -48,8 +49,13 @@ def _print_error(kind: Any, error: BaseException, trace: Any) -> None:
 
 
 def _print_unraisable(unraisable: Any) -> None:
-    """Print an unraisable exception, unless it is another write of a save that already failed."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+    """Print an unraisable exception, unless it is another write of a save that already failed.
+
+    A Ctrl-C that falls into a callback of the garbage collector, such as JAX's, comes again.
+    """
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+    elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 

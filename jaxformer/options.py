@@ -11,6 +11,8 @@ On the command line, `--import` imports the module: `jaxformer pretrain --import
 my_ideas --model.attention.positions "YourBias()"`.
 """
 
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
@@ -42,6 +44,8 @@ def import_from_flags(argv: list[str]) -> list[str]:
             the message has the line.
     """
     remaining_args, arg_iterator = [], iter(argv)
+    if os.getcwd() not in sys.path:  # as `python -m` has it, and an installed command has not
+        sys.path.insert(0, os.getcwd())
     IMPORTED_MODULES.clear()
     for argument in arg_iterator:
         flag, _, name = argument.partition("=")

@@ -4,11 +4,14 @@ import ast
 import importlib
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
 
 from experiments.__main__ import program_files
+from jaxformer import errors
 from jaxformer.__main__ import main, program_list
 
 OF_THE_PACKAGE = "data dpo evaluate export finetune generate plan pretrain zoo".split()
@@ -135,3 +138,11 @@ def test_a_package_is_run_by_its_name(package, count):
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
     assert len(lines) == count and all(x.startswith(f"python -m {package}") for x in lines[:-1])
+
+
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_comes_again():
+    """Python ignores exceptions there, and JAX has such a callback."""
+    lost = types.SimpleNamespace(exc_value=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        errors._print_unraisable(lost)
+        time.sleep(10)

@@ -21,6 +21,14 @@ from jaxformer import Transformer, data, save_pretrained, zoo
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n}: the quick brown fox jumps over {n * n} lazy dogs\n" for n in range(300))
+OWN = """
+from jaxformer import options
+
+
+@options.activation
+def cubed(x):
+    return x**3
+"""
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
 
 
@@ -77,6 +85,10 @@ def test_the_command_of_a_wheel_trains_chats_and_exports(place):
     tuned += ["--chat-template", "chatml", "--output", "tuned", "--devices", "1"]
     printed = run(place, "finetune", *tuned)
     assert "Held-out loss: " in printed and "\n  jaxformer finetune --init base --" in printed
+    (place / "mine.py").write_text(OWN)
+    sized = ["--model.feed-forward", 'GLU(hidden_dim=8, activation="cubed")', "--steps", "1"]
+    own = ["tiny", "--import", "mine", "--corpus", "my.txt", *sized, "--devices", "1"]
+    assert "Held-out loss: " in run(place, "pretrain", *own, "--output", "own")
     chat = ["--checkpoint", "tuned", "--chat", "--max-new-tokens", "3"]
     assert "> " in run(place, "generate", *chat, typed="1 times 1?\n\n")
     printed = run(place, "export", "--checkpoint", "tuned", "--output", "exported")

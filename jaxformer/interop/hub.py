@@ -43,6 +43,12 @@ def fetch_folder(name: str | Path) -> Path:
         ) from error
 
 
+def check_hub_name(name: str) -> None:
+    """Raise ValueError unless a name has the form OWNER/NAME."""
+    if not re.fullmatch(HUB_NAME, name):
+        raise ValueError(f"A name on the hub is OWNER/NAME; got {name!r}.")
+
+
 def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
     """Upload a folder to the Hugging Face hub in one commit, to a new or an existing repository.
 
@@ -60,8 +66,7 @@ def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
         ImportError: huggingface_hub is not installed.
         ValueError: The name is not OWNER/NAME, or the upload failed, as without a login.
     """
-    if not re.fullmatch(HUB_NAME, name):
-        raise ValueError(f"A name on the hub is OWNER/NAME; got {name!r}.")
+    check_hub_name(name)
     try:
         import huggingface_hub
     except ImportError as error:

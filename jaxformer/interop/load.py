@@ -183,6 +183,8 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         hint = ""
         if (folder / "checkpoints").is_dir():
             hint = f" Export the run: jaxformer export --checkpoint {folder} --output NEW"
+        elif (folder / "adapter_config.json").is_file():
+            hint = " It has adapters of another model: load_adapter adds these to it."
         raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.{hint}")
     values = read_json(path, allow_infinity=True)  # released files have it in time_step_limit
     for name in values.keys() & DEPTH_FIELDS:

@@ -25,7 +25,7 @@ from jaxformer.checks import Checked
 from jaxformer.config import EncoderDecoder
 from jaxformer.interop import load_config
 from jaxformer.interop.config_comparison import canonical, config_differences
-from jaxformer.interop.hub import push_folder
+from jaxformer.interop.hub import check_hub_name, push_folder
 from jaxformer.interop.peft import write_adapter
 from jaxformer.interop.save import (
     atomic_folder,
@@ -83,6 +83,8 @@ class Export(Checked):
     def __post_init__(self):
         super().__post_init__()
         check_uses(self, needs={"private": "push"})
+        if self.push is not None:
+            check_hub_name(self.push)
 
 
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}

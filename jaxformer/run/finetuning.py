@@ -1,7 +1,7 @@
 """Fine-tune an existing model on your own text or instructions.
 
     jaxformer finetune --init Qwen/Qwen3-0.6B --corpus my.txt
-    jaxformer finetune --init path/to/folder --corpus my/texts --epochs 2
+    jaxformer finetune --init path/to/folder --corpus 'Instructions(path="mine.jsonl")' --epochs 2
     jaxformer finetune --init runs/pretrain-1 --corpus my.txt
 
 This is pretraining with other defaults: the model and the tokenizer come from --init, AdamW has a
@@ -36,7 +36,7 @@ class Finetune(Pretrain):
 
     FIRST_PAGE: ClassVar[tuple[str, ...]] = (
         *("init", "corpus", "epochs", "batch_size", "length", "learning_rate", "model.adapter"),
-        *("dtype", "prompt", "output", "resume"),
+        *("chat_template", "dtype", "prompt", "output", "resume"),
     )
 
     optimizer: OptimizerConfig = adamw_config(peak=2e-5)

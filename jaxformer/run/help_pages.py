@@ -67,8 +67,8 @@ def help_page(
 
     Args:
         run: Dataclass of the flags, or an instance, whose values are the defaults.
-        topic: "" for the first page, "all", a topic that the first page names, or a path in one,
-            such as "model.attention".
+        topic: "" for the first page, "all", a topic that the first page names, or a flag, such as
+            "model.attention".
         more_flags: Flags without a field.
         program: Command, with the named run if there is one.
         summary: What the program does, on the first page.
@@ -82,13 +82,17 @@ def help_page(
     positional = [flag.head for flag in flags if not flag.head.startswith("-")]
     usage = " ".join(["usage:", program, *positional, "[--flag VALUE ...]"])
     if topic:
+        path = topic.replace("-", "_")
         described = [
-            x for x in flags if topic in ("all", x.topic) or x.path.startswith(f"{topic}.")
+            x
+            for x in flags
+            if topic in ("all", x.topic) or x.path == path or x.path.startswith(f"{path}.")
         ]
         if not described:
+            hint = did_you_mean(topic, [*topics, *(flag.path for flag in flags)])
             raise ValueError(
-                f"There is no topic {topic!r}.{did_you_mean(topic, topics)} Pass --help all, or "
-                f"--help with one of {', '.join(topics)}."
+                f"There is no topic {topic!r}.{hint} Pass --help all, or --help with a flag or one "
+                f"of {', '.join(topics)}."
             )
         about = descriptions(run if isinstance(run, type) else type(run))
         lines = [

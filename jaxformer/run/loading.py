@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
+from jaxformer.costs import num_parameters
 from jaxformer.interop import fetch_folder, load_adapter, load_config
 from jaxformer.interop.load import read_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
@@ -65,6 +66,10 @@ class LoadedModel(NamedTuple):
     chat_template: str | None = None
     base: str | None = None
     adapter_folder: Path | None = None
+
+    def __repr__(self) -> str:
+        count = num_parameters(self.config)
+        return f"LoadedModel(folder={str(self.folder)!r}, step={self.step}, {count:,} parameters)"
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -203,6 +208,8 @@ def load_run(
         config, params = load_adapter(folder, model.config, model.params)
         model = model._replace(config=config, params=params, base=base)
         return with_tokenizer(model, folder) if (folder / "tokenizer.json").is_file() else model
+    if not folder.exists():
+        raise ValueError(f"There is no folder {folder} to take a model from (checkpoint).")
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; pass the output folder of a run, or a "
         "Hugging Face or PEFT folder."

@@ -73,7 +73,7 @@ class Dpo(EpochsConfig):
     TOPIC: ClassVar = "data"
     FIRST_PAGE: ClassVar[tuple[str, ...]] = (
         *("init", "pairs", "objective.beta", "epochs", "batch_size", "length", "learning_rate"),
-        *("model.adapter", "dtype", "output", "resume"),
+        *("model.adapter", "chat_template", "dtype", "output", "resume"),
     )
 
     pairs: Path | None = None

@@ -217,7 +217,7 @@ def test_an_unknown_run_lists_those_there_are(capsys, name):
 
 
 def test_a_preset_is_not_a_named_run(capsys):
-    assert refusal(capsys, "gpt-1").endswith("see experiments/guides/train.md.")
+    assert refusal(capsys, "gpt-1").endswith("by save_pretrained, and pass --init FOLDER.")
 
 
 TINY = pretraining.RUNS["tiny"]
@@ -443,6 +443,10 @@ def test_a_topic_of_the_help_has_its_flags_alone(capsys):
         read("--help", "optimizer")
     flags = re.findall(r"^  (--[\w.-]+)", capsys.readouterr().out, re.M)
     assert {flag.partition(".")[0] for flag in flags} == {"--optimizer", "--learning-rate"}
+    with pytest.raises(SystemExit):
+        read("--help", "optimizer.clip-norm")
+    flags = re.findall(r"^  (--[\w.-]+)", capsys.readouterr().out, re.M)
+    assert flags == ["--optimizer.clip-norm"]
     assert "There is no topic 'optimiser'. Did you mean optimizer?" in refusal(
         capsys, "--help", "optimiser"
     )

@@ -184,3 +184,19 @@ def test_an_interrupt_of_python_raises_with_what_resumes(tmp_path, monkeypatch):
     step = run.load_run(output).step
     assert note.startswith(f"The last good checkpoint is {step} in {output}.\nTo resume:\n  jaxfo")
     assert note.endswith(f" --resume --output {output}")
+
+
+def test_paths_and_strings_are_taken_alike():
+    asked = run.Finetune(init=Path("pretrained"), corpus="my.txt", tokenizer=Path("exported"))
+    assert asked.init == "pretrained" and asked.corpus == data.TextFiles(path="my.txt")
+    assert asked.tokenizer == data.PretrainedTokenizer(path="exported")
+    assert run.Export(checkpoint="a", output="b").output == Path("b")
+    assert run.Evaluate(checkpoint="a", text=Path("my.txt")).text == data.TextFiles(path="my.txt")
+
+
+def test_a_loaded_model_prints_without_its_parameters():
+    model = run.load_run("pretrained")
+    count = sum(x.size for x in jax.tree.leaves(model.params))
+    assert repr(model) == f"LoadedModel(folder='pretrained', step=6, {count:,} parameters)"
+    with pytest.raises(ValueError, match="There is no folder absent"):
+        run.load_run("absent")
