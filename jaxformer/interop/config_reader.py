@@ -221,7 +221,8 @@ class ConfigReader:
         Raises:
             ValueError: Attributes are not supported; the message lists all, with their values.
         """
-        unsupported_lines = self.unsupported(ignore, unread=unread)
+        names = (ignore,) if isinstance(ignore, str) else ignore
+        unsupported_lines = self.unsupported(names, unread=unread)
         if unsupported_lines:
             lines = "\n".join(f"  {line}" for line in unsupported_lines)
             raise ValueError(

@@ -37,11 +37,11 @@ def check_tensors(
 ) -> None:
     """Raise if tensors are missing, unexpected, or of the wrong shape or dtype."""
     expected, kind = {link.hf_name: link.hf_shape for link in mapping}, family.model_type
+    optional = {link.hf_name for link in mapping if link.may_lack}  # all or none
+    optional = set() if optional & stored.keys() else optional
     common = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
     complaints = {
-        "tensors are missing": sorted(
-            {link.hf_name for link in mapping if not link.may_lack} - set(stored)
-        ),
+        "tensors are missing": sorted(expected.keys() - optional - stored.keys()),
         f"tensors do not belong to a {kind} with this config.json": sorted(
             set(stored) - set(expected)
         ),

@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from jaxformer.checks import shown
 from jaxformer.data import Packed, PretrainedTokenizer, fetch_tokenizer, max_vocab_size
 from jaxformer.interop import fetch_folder, load_config
 from jaxformer.interop.peft import ADAPTER_CONFIG
 from jaxformer.run.loading import config_of_description
-from jaxformer.run.output_folder import goes_on
 from jaxformer.run.resume import load_resumed_run
 from jaxformer.run.run_config import AnyRunConfig, context_length
 from jaxformer.training.checkpoints import Checkpoints
@@ -23,19 +23,21 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
     """The run that its command would begin, were each given field a flag.
 
     Args:
-        run: The run. Fields that are not given follow from `resume` and `init`. A run by
-            `dataclasses.replace` resumes as it is, and its defaults follow from `init`.
+        run: The run. Fields that are not given follow from `resume` and `init`; after
+            `dataclasses.replace`, so do fields equal to their defaults.
         runs: Named runs.
 
     Raises:
-        ValueError: There is no run to resume, or `init` has no model.
+        ValueError: The run is of another program, there is no run to resume, or `init` has no
+            model.
     """
-    default, chosen = next(iter(runs.values())), {name: getattr(run, name) for name in run.given}
-    is_whole, resumes = len(chosen) == len(fields(run)), run.resume or run.resume_or_begin
-    if is_whole and (run.resume or goes_on(run, Path())):
-        return run
-    if is_whole:
+    default = next(iter(runs.values()))
+    if type(run) is not type(default):
+        raise ValueError(f"This program takes a {type(default).__name__}; got {shown(run)}.")
+    chosen = {name: getattr(run, name) for name in run.given}
+    if len(chosen) == len(fields(run)):
         chosen = {name: x for name, x in chosen.items() if x != getattr(default, name)}
+    resumes = run.resume or run.resume_or_begin
     begun, is_new = begun_default(default, run.init, run.output, resumes=resumes)
     return completed(
         replace(begun, **chosen),

@@ -89,6 +89,7 @@ def parse_run(
     tunes = is_new and flags.isdisjoint({*RATE_FLAGS, flag_name(LEARNING_RATE)})
     program = own_command(type(default).__name__.lower())
     if (topic := asked_topic(arguments)) is not None:
+        default = default.tuned() if tunes else default
         schedule = dict(_values_by_path(default)).get(LEARNING_RATE)
         rate = [] if schedule is None else [RATE_FLAG._replace(default=schedule.peak)]
         argument = name if named else "[RUN]" if len(runs) > 1 else ""

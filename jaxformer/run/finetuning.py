@@ -90,7 +90,7 @@ def finetune(run: Finetune) -> Path:
 
 def train_pretrained(run: Finetune) -> Path:
     """The course of fine-tuning; returns the output folder."""
-    if run.init is None:
+    if run.init is None and not run.resume:  # without a checkpoint, resuming says so
         raise ValueError("Fine-tuning needs a pretrained model: pass --init FOLDER.")
     return train_on_text(run, RUNS)
 

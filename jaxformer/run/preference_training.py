@@ -130,9 +130,9 @@ def dpo(run: Dpo) -> Path:
 
 def train_on_pairs(run: Dpo) -> Path:
     """The course of a run on pairs: train and evaluate; returns the output folder."""
-    if run.init is None or run.pairs is None:
+    if not run.resume and (run.init is None or run.pairs is None):
         raise ValueError("DPO needs a model and pairs of answers: pass --init FOLDER --pairs FILE.")
-    make_data = partial(PreferenceData, init=run.init)
+    make_data = partial(PreferenceData, init=str(run.init))
     return train(run, RUNS, make_data, length=run.largest().length)
 
 

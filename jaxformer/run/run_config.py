@@ -130,7 +130,7 @@ class RunConfig(Checked):
     def __new__(cls, **given: Any):
         """Note which fields are given; all others follow from `init` and `resume`."""
         run = super().__new__(cls)
-        vars(run)["_given"] = given.keys()
+        vars(run)["_given"] = frozenset(given)
         return run
 
     def __post_init__(self):

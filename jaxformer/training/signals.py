@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
@@ -99,8 +100,9 @@ def _send_sigterm(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _install_handlers(handler: Handler) -> Iterator[None]:
-    handlers: dict[int, Handler] = dict.fromkeys(SIGNALS, handler)
-    if jax.process_count() > 1:
+    is_main = threading.current_thread() is threading.main_thread()  # others can install none
+    handlers: dict[int, Handler] = dict.fromkeys(SIGNALS, handler) if is_main else {}
+    if jax.process_count() > 1 and is_main:
         handlers = {n: _send_sigterm for n in SIGNALS if n != signal.SIGTERM}
     # A background process may have been started with a signal ignored.
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import Decay, ExpertGroups, QueryScaling, RMSNorm, Rope, Router, Yarn
 from jaxformer.interop import load_pretrained, save_pretrained
@@ -16,6 +16,7 @@ from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import config_from_fields
+from tests.small_models import random_params
 
 DENSE = {"first_k_dense_replace": 4, "num_key_value_heads": None}
 SCALED = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
@@ -198,6 +199,20 @@ def test_a_released_ax_k1_lacks_biases_and_has_a_norm_too_many(tmp_path):
     folder = write_folder(golden._replace(tensors=fewer), tmp_path / "fewer")
     with pytest.raises(ValueError, match="1 tensors are missing: model.layers.1.mlp.gate.weight"):
         load_pretrained(folder)
+
+
+def test_a_folder_that_lacks_some_of_its_biases_is_damaged(tmp_path):
+    """All may be absent, as in the released A.X K1; one of two may not."""
+    small = load_pretrained(write_folder(read_golden("axk1"), tmp_path / "one")).config
+    dense, experts = (layer.feed_forward for layer in small.layers)
+    longer = replace(small, num_layers=3, feed_forward=(dense, experts, experts))
+    save_pretrained(tmp_path / "two", longer, random_params(longer))
+    weights = tmp_path / "two" / "model.safetensors"
+    tensors = load_file(weights)
+    first, _ = sorted(name for name in tensors if name.endswith("e_score_correction_bias"))
+    save_file({name: x for name, x in tensors.items() if name != first}, weights)
+    with pytest.raises(ValueError, match=f"1 tensors are missing: {first}"):
+        load_pretrained(tmp_path / "two")
 
 
 def test_what_mistral_4_says():

@@ -31,7 +31,7 @@ from jaxformer.interop.peft.modules import (
     tensor_mappings,
 )
 from jaxformer.layers import merge_lora
-from jaxformer.layers.lora import is_adapter
+from jaxformer.layers.lora import is_adapter, split_parameters
 from tests.interop.golden_files import NAMES, read_golden
 from tests.interop.golden_files import write_folder as write_golden_folder
 from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
@@ -451,6 +451,20 @@ def test_modules_above_the_kernels_are_saved_whole(tmp_path):
     for leaf, x in flatten_dict(read.params, sep="/").items():
         if leaf.startswith("decoder/") and ("attention/" in leaf or "/experts/" in leaf):
             np.testing.assert_array_equal(x, flatten_dict(params, sep="/")[leaf])
+
+
+def test_a_trained_router_is_read_without_the_experts(tmp_path):
+    """Its selection bias lies beside them, and is in the folder."""
+    lora = replace(LORA, targets=("query",), trained=("router", "selection_bias"))
+    config = replace(zoo.get("deepseek-v3").tiny(), adapter=lora)
+    params = random_params(config)
+    for name in ("x", "y"):
+        save_adapter(tmp_path / name, config, params)
+        config, params = load_adapter(tmp_path / name, *split(config, params))
+        assert config.adapter is not None and config.adapter.trained
+        trained = flatten_dict(split_parameters(config.adapter, params).trained, sep="/")
+        ends = {path.rpartition("/feed_forward/")[2] for path in trained if not is_adapter(path)}
+        assert ends == {"router/kernel", "selection_bias"}
 
 
 def test_whole_tensors_that_files_hold_otherwise_are_refused(tmp_path):

@@ -12,7 +12,11 @@ from safetensors import SafetensorError
 from jaxformer.config import GLU, ClampedGEGLU, Dropout, Embedding, Learned, LMHead, RMSNorm
 from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
+from tests.interop.golden_files import read_golden
+from tests.small_models import random_params
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, loaded):
@@ -191,3 +195,22 @@ def test_equal_configurations_have_the_same_family(loaded):
     assert choose_family(long, {})[1] == choose_family(loaded.config, {})[1]
     with pytest.raises(ValueError, match=r"attention\.scale: None instead of 0\.25"):
         choose_family(replace(long, attention=replace(attention, scale=0.25)), {}, "llama")
+
+
+def test_a_modernbert_without_windows_keeps_their_size(tmp_path):
+    """transformers makes the mask of windows whether or not a layer reads it."""
+    golden = read_golden("modernbert_decoder")
+    full = {"layer_types": len(golden.config["layer_types"]) * ["full_attention"]}
+    config = build_config(FAMILIES["modernbert-decoder"], {**golden.config, **full}, where="here")
+    assert {layer.window for layer in config.layers} == {None}
+    save_pretrained(tmp_path / "x", config, random_params(config))
+    written = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert (written["sliding_window"], written["local_attention"]) == (64, 128)
+
+
+def test_one_attribute_to_ignore_is_its_whole_name():
+    golden = read_golden("llama")
+    values = {**golden.config, "mup": 1}
+    with pytest.raises(ValueError, match="mup = 1"):
+        build_config(FAMILIES["llama"], values, where="here", ignore="xmupx")
+    assert build_config(FAMILIES["llama"], values, where="here", ignore="mup").model_dim

@@ -1,7 +1,10 @@
 """Runs that Python starts do what their commands do, and leave the process as it was."""
 
+import copy
 import json
+import pickle
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,3 +203,47 @@ def test_a_loaded_model_prints_without_its_parameters():
     assert repr(model) == f"LoadedModel(folder='pretrained', step=6, {count:,} parameters)"
     with pytest.raises(ValueError, match="There is no folder absent"):
         run.load_run("absent")
+
+
+def test_a_run_of_another_program_is_refused():
+    for function, options in (
+        (run.pretrain, run.Finetune(init="pretrained")),
+        (run.finetune, run.Pretrain(init="pretrained")),
+        (run.dpo, {"init": "pretrained"}),
+        (run.finetune, run.Finetune),
+    ):
+        name = {run.pretrain: "Pretrain", run.finetune: "Finetune", run.dpo: "Dpo"}[function]
+        with pytest.raises(ValueError, match=f"This program takes a {name}; got "):
+            function(options)
+    with pytest.raises(ValueError, match="There is no checkpoint in absent"):
+        run.finetune(run.Finetune(resume=True, output="absent"))
+
+
+@pytest.mark.parametrize("kind", [run.Pretrain, run.Finetune, run.Dpo])
+def test_runs_are_copied_with_the_fields_that_were_given(kind):
+    original = kind(steps=3)
+    for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        assert copied == original and copied.given == {"steps"}
+
+
+@pytest.mark.slow
+def test_the_same_replaced_call_begins_and_then_resumes():
+    """A script that is started again: its run is complete, or goes on to more steps."""
+    base = run.Finetune(
+        init="exported", corpus="my.txt", output="again", resume_or_begin=True, epochs=None,
+        steps=2, sample_tokens=None, **ONCE,
+    )  # fmt: skip
+    for steps in (2, 2, 4):
+        run.finetune(replace(base, steps=steps))
+        assert run.load_run("again").step == steps
+
+
+@pytest.mark.slow
+def test_a_run_may_train_in_a_thread():
+    """Where no signal handler can be installed."""
+    asked = run.Finetune(
+        init="exported", corpus="my.txt", output="threaded", epochs=None, steps=2,
+        sample_tokens=None, **ONCE,
+    )  # fmt: skip
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run.finetune, asked).result() == Path("threaded")

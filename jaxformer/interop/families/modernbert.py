@@ -75,7 +75,9 @@ FAMILIES = (
             Field("classifier_bias", "head.transform.bias", False),
             Field("decoder_bias", "head.bias", True),
             Field("tie_word_embeddings", "head.tied", True),
-            WindowsOfBothSides(None, rule=all_but_first_of(3, "global_attn_every_n_layers")),
+            WindowsOfBothSides(
+                64, rule=all_but_first_of(3, "global_attn_every_n_layers"), needs_size=True
+            ),
             RopeByLayerType(
                 base=160_000.0,
                 base_name="global_rope_theta",

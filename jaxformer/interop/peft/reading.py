@@ -279,7 +279,13 @@ def _trained(
             f"of modules_to_save, {', '.join(saved)}."
         )
     paths = {x.hf_name: [slot.path for slot in x.slices] for x in mappings}
-    trained = {each.rpartition("/")[0] for name in names for each in paths[name]}
+    whole = {each for name in names for each in paths[name]}
+    others = {each for listed in paths.values() for each in listed} - whole
+    modules = {each: each.rpartition("/")[0] for each in whole}
+    trained = {
+        each if any(x.startswith(f"{module}/") for x in others) else module
+        for each, module in modules.items()
+    }
     return tuple(sorted(trained))
 
 
