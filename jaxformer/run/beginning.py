@@ -16,6 +16,7 @@ from jaxformer.training.checkpoints import Checkpoints
 
 VOCAB_MULTIPLE = 128  # ids; the width of a tile of the matrix units
 RATE_WIDTH = 1024  # narrower models get a higher rate
+FOLLOW_INIT = frozenset(("model", "tokenizer", "length", "optimizer"))  # fields
 ADAPTER_RATE = 10  # times the rate of all parameters
 
 
@@ -23,8 +24,8 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
     """The run that its command would begin, were each given field a flag.
 
     Args:
-        run: The run. Fields that are not given follow from `resume` and `init`; after
-            `dataclasses.replace`, so do fields equal to their defaults.
+        run: The run. Fields that are not given follow from `resume` and `init`. Of a run by
+            `dataclasses.replace`, fields equal to their defaults follow from `init` alone.
         runs: Named runs.
 
     Raises:
@@ -35,10 +36,13 @@ def begin(run: AnyRunConfig, runs: Mapping[str, AnyRunConfig]) -> AnyRunConfig:
     if type(run) is not type(default):
         raise ValueError(f"This program takes a {type(default).__name__}; got {shown(run)}.")
     chosen = {name: getattr(run, name) for name in run.given}
-    if len(chosen) == len(fields(run)):
-        chosen = {name: x for name, x in chosen.items() if x != getattr(default, name)}
-    resumes = run.resume or run.resume_or_begin
+    resumes, is_whole = run.resume or run.resume_or_begin, len(chosen) == len(fields(run))
     begun, is_new = begun_default(default, run.init, run.output, resumes=resumes)
+    if is_whole:
+        chosen = {name: x for name, x in chosen.items() if x != getattr(default, name)}
+    if is_whole and not is_new:
+        names = FOLLOW_INIT & vars(begun).keys() if run.init is not None else ()
+        begun = replace(default, **{name: getattr(begun, name) for name in names})
     return completed(
         replace(begun, **chosen),
         begun,
