@@ -64,9 +64,12 @@ def push_folder(folder: str | Path, name: str, *, private: bool = False) -> str:
 
     Raises:
         ImportError: huggingface_hub is not installed.
-        ValueError: The name is not OWNER/NAME, or the upload failed, as without a login.
+        ValueError: The name is not OWNER/NAME, there is no folder, or the upload failed, as without
+            a login.
     """
     check_hub_name(name)
+    if not Path(folder).is_dir():
+        raise ValueError(f"There is no folder {folder} to upload.")
     try:
         import huggingface_hub
     except ImportError as error:

@@ -113,6 +113,12 @@ def test_a_refused_upload_says_what_to_do(faults, reason, server, folder):
     assert not server.faults and not server.files
 
 
+def test_without_a_folder_no_repository_is_made(server, folder):
+    with pytest.raises(ValueError, match="There is no folder .*absent to upload."):
+        hub.push_folder(folder / "absent", NAME)
+    assert not server.created
+
+
 def test_a_name_of_the_hub_has_an_owner(folder):
     with pytest.raises(ValueError, match="A name on the hub is OWNER/NAME; got 'model'."):
         hub.push_folder(folder, "model")
