@@ -60,8 +60,8 @@ def shorten(app, what, name, thing, options, signature, returned):
 
 def without_ranges(text):
     """Replace each Annotated[TYPE, ...] by TYPE."""
-    before, found, rest = text.partition("Annotated[")
-    if not found:
+    before, opening, rest = text.partition("Annotated[")
+    if not opening:
         return text
     depth, commas = 0, []
     for end, letter in enumerate(rest):

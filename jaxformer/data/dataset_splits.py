@@ -39,16 +39,18 @@ def training_files(names: Sequence[str], where: str | Path, *, always: bool = Fa
     """
     parts = {name: _parts_for_training(name) for name in names}
     code = {name for name in names if data_suffix(Path(name)) in SOURCE_CODE}
-    has_training = any(said[:1] == [True] for name, said in parts.items() if name not in code)
+    has_training = any(
+        for_training[:1] == [True] for name, for_training in parts.items() if name not in code
+    )
     left_out = list[str]()
-    for name, said in parts.items():
+    for name, for_training in parts.items():
         is_data = always or data_suffix(Path(name)) in RECORD_SUFFIXES
-        if is_data and len(set(said)) > 1:
+        if is_data and len(set(for_training)) > 1:
             raise ValueError(
                 f"{name} of {where} is named both for training and for evaluation: rename it, or "
                 "pass the files or folders to train on."
             )
-        if said[:1] == [False] and (is_data or (has_training and name not in code)):
+        if for_training[:1] == [False] and (is_data or (has_training and name not in code)):
             left_out.append(name)
     if not left_out or len(left_out) == len(names):
         return list(names)

@@ -127,10 +127,10 @@ class RunConfig(Checked):
     profile_steps: str | None = None
     show: Literal["changes", "all"] = "changes"
 
-    def __new__(cls, **given: Any):
+    def __new__(cls, **values: Any):
         """Note which fields are given; all others follow from `init` and `resume`."""
         run = super().__new__(cls)
-        vars(run)["_given"] = frozenset(given)
+        vars(run)["_given"] = frozenset(values)
         return run
 
     def __post_init__(self):

@@ -125,8 +125,8 @@ class EveryNth:
 
     def write(self, layers: Sequence[bool]) -> Options | None:
         """The period and the offset."""
-        first, *others = [i for i, is_one in enumerate(layers) if is_one] or [len(layers)]
-        period = others[0] - first if others else len(layers) + 1
+        first, *later = [i for i, is_one in enumerate(layers) if is_one] or [len(layers)]
+        period = later[0] - first if later else len(layers) + 1
         if first >= period or [i % period == first for i in range(len(layers))] != [*layers]:
             return None
         return {f"{self.name}_layer_period": period, f"{self.name}_layer_offset": first}

@@ -230,11 +230,11 @@ def _check_copies(
 ) -> None:
     """Raise unless modules of encoder and decoder that read one table change it alike."""
     tables = [x.hf_name.rpartition(".")[0] for x in mappings if x.slices[0].path == EMBEDDING_PATH]
-    first, *others = (
+    first, *copies = (
         {name.removeprefix(table): x for name, x in tensors.items() if _module_name(name) == table}
         for table in tables
     )
-    for parts in others:
+    for parts in copies:
         if parts.keys() != first.keys() or any(
             not np.array_equal(first[x], parts[x]) for x in parts
         ):
@@ -280,10 +280,10 @@ def _trained(
         )
     paths = {x.hf_name: [slot.path for slot in x.slices] for x in mappings}
     whole = {each for name in names for each in paths[name]}
-    others = {each for listed in paths.values() for each in listed} - whole
+    untrained = {each for listed in paths.values() for each in listed} - whole
     modules = {each: each.rpartition("/")[0] for each in whole}
     trained = {
-        each if any(x.startswith(f"{module}/") for x in others) else module
+        each if any(x.startswith(f"{module}/") for x in untrained) else module
         for each, module in modules.items()
     }
     return tuple(sorted(trained))

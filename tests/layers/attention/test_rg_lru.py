@@ -1,30 +1,19 @@
 """The layer of RG-LRU against NumPy in float64; generation and packed rows with it."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer, costs, inspect
-from jaxformer.config import RGLRU, MixerInputs, NoFeedForward
-from jaxformer.data import Batch
-from jaxformer.generation import generate
+from jaxformer import costs, inspect
+from jaxformer.config import RGLRU, MixerInputs
 from jaxformer.layers import empty_cache
 from jaxformer.layers.attention import rg_lru
 from jaxformer.layers.runtime import RuntimeConfig
-from jaxformer.parallel import (
-    MeshConfig,
-    abstract_parameters,
-    check_divisible,
-    make_mesh,
-    put_batch,
-    shardings,
-)
-from jaxformer.training.gradient import make_value_and_grad
-from tests.small_models import BASE, jitted_forward, random_params, random_tree
+from jaxformer.parallel import check_divisible
+from tests.small_models import BASE, random_params, random_tree
 
 KINDS = {
     "griffin": RGLRU(num_heads=4, head_dim=3),
@@ -82,38 +71,6 @@ def test_the_layer(name):
     np.testing.assert_allclose(actual, in_numpy(cfg, params, x), atol=2e-5)
 
 
-@pytest.mark.slow
-def test_rows_of_different_lengths_and_chunks_of_prompts():
-    """Each row generates what it does alone; there is attention in every second layer."""
-    params, rows = random_params(CONFIG), [[3, 1], [9, 2, 6, 5, 30], [7, 8, 9]]
-    together = generate(CONFIG, params, rows, max_new_tokens=4)
-    in_chunks = generate(CONFIG, params, rows, max_new_tokens=4, prefill_chunk=2)
-    np.testing.assert_array_equal(together, in_chunks)
-    for row, tokens in zip(together, rows, strict=True):
-        alone = generate(CONFIG, params, jnp.asarray(tokens), max_new_tokens=4)
-        np.testing.assert_array_equal(row[: len(tokens) + 4], alone)
-
-
-def test_a_text_in_two_parts_is_the_whole_at_every_split():
-    config = replace(BASE, attention=KINDS["griffin"], num_layers=1)
-    params, run = random_params(config), jitted_forward(config)
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, 5), np.int32)
-    whole = run(params, tokens)
-    for split in range(1, 5):
-        first, cache = run(params, tokens[:, :split], cache=empty_cache(config, (1,), 5))
-        rest, _ = run(params, tokens[:, split:], cache=cache)
-        np.testing.assert_allclose(np.concatenate([first, rest], axis=1), whole, atol=2e-5)
-
-
-def test_documents_of_a_row_are_documents_alone():
-    params, run = random_params(CONFIG), jitted_forward(CONFIG)
-    tokens = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (1, 12), np.int32)
-    segments, positions = np.repeat([[1, 2]], [5, 7], axis=1), np.r_[0:5, 0:7][None]
-    packed = run(params, tokens, segments=segments, positions=positions)
-    alone = [run(params, tokens[:, part]) for part in (slice(0, 5), slice(5, 12))]
-    np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), atol=2e-5)
-
-
 def test_costs_on_paper():
     """Two FLOPs a number of each kernel, of both gates of a head, of the taps, and of decaying."""
     D, N, H, K = BASE.model_dim, 4, 3, 4
@@ -153,29 +110,6 @@ def test_initial_decays_and_gates():
 def test_options_that_cannot_be(fields, message):
     with pytest.raises(ValueError, match=message):
         replace(KINDS["griffin"], **fields)
-
-
-@pytest.mark.slow
-def test_heads_that_devices_share():
-    """Devices with some of the heads equal one device, in every gradient."""
-    sizes = dict(num_layers=1, vocab_size=12, feed_forward=(NoFeedForward(),))
-    config = replace(BASE, attention=KINDS["griffin"], **sizes)
-    params, tokens = random_params(config), np.arange(16, dtype=np.int32).reshape(2, 8) % 12
-    positions = np.tile(np.arange(8, dtype=np.int32), (2, 1))
-    batch = Batch(tokens, tokens, positions, np.ones_like(tokens), tokens != 7)
-
-    def gradients(**sizes):
-        mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod([*sizes.values()]))])
-        program = jax.jit(make_value_and_grad(Transformer(config), mesh))
-        local = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
-        return jax.device_get(program(local, {}, jnp.int32(0), put_batch(batch, mesh, 2))[1])
-
-    expected = gradients(tensor=1)
-    layer = expected["decoder"]["layers"]["layer_0"]["attention"]
-    assert min(np.abs(x).max() for x in jax.tree.leaves(layer)) > 0
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    for devices in (dict(tensor=4), dict(tensor=2, context=2, fsdp=2)):
-        jax.tree.map(close, gradients(**devices), expected)
 
 
 def test_heads_that_devices_cannot_share():
