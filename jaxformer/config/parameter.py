@@ -13,11 +13,11 @@ from jaxformer.checks import FLOAT32_MAX, INT32_MAX, OptionError, shown
 from jaxformer.config.initialisation import Initialiser
 
 # Names of logical axes; shardings, optimizer groups and memory estimates are derived from them.
-# "choices" is the axis of a bias that only chooses experts and has an update of its own; "rank" is
-# the narrow axis of an adapter's two matrices.
+# "blocks" stacks the blocks of a block-diagonal matrix; "choices" is the axis of a bias that only
+# chooses experts and has an update of its own; "rank" is the narrow axis of an adapter's matrices.
 LOGICAL_AXES = (
     *("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features"),
-    *("choices", "rank"),
+    *("blocks", "choices", "rank"),
 )
 
 

@@ -38,10 +38,11 @@ class ParameterMetadata:
     def input_and_output_axes(self) -> tuple[AxisIndices, AxisIndices]:
         """Indices of a matrix's input axes and of its output axes; a vector has input axes only.
 
-        "layers" and "experts" are neither inputs nor outputs: they stack matrices and vectors.
+        "layers", "experts" and "blocks" are neither: they stack matrices and vectors.
         """
         split = len(self.shape) - self.num_output_axes
-        inputs = [i for i in range(split) if self.logical_axes[i] not in ("layers", "experts")]
+        stacks = "layers", "experts", "blocks"
+        inputs = [i for i in range(split) if self.logical_axes[i] not in stacks]
         return tuple(inputs), tuple(range(split, len(self.shape)))
 
     @property

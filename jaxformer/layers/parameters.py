@@ -1,8 +1,8 @@
 """Declare parameters: initial values, and logical axes, which decide sharding and optimizers.
 
 Axes are words: "model -> heads features" is a matrix from inputs to outputs, "heads features"
-without an arrow a vector. The axes "layers" and "experts" stack matrices. Optimizers, meshes and
-memory estimates depend only on these names, not on the names of modules and parameters.
+without an arrow a vector. The axes "layers", "experts" and "blocks" stack matrices. Optimizers,
+meshes and memory estimates depend only on these names, not on the names of modules and parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ def logical_to_mesh_axis(
                 axis_size(mesh_axes.tensor) if mesh_shape is None else mesh_shape.get("tensor", 1)
             )
             return mesh_axes.tensor if size % devices == 0 else None
-        case "heads" | "hidden" | "vocabulary":
+        case "heads" | "blocks" | "hidden" | "vocabulary":
             return mesh_axes.tensor
     return None
 

@@ -59,15 +59,15 @@ def test_orthogonalize_gradient_matches_finite_differences():
     np.testing.assert_allclose(slope, numeric, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["query", "gate"])
-@pytest.mark.slow(but=["gate"])
-def test_first_muon_update_is_that_of_optax_whatever_the_name(name):
-    g = draw(3, 7, 2, 5)
+@pytest.mark.parametrize("stack", ["layers", "experts", "blocks"])
+@pytest.mark.slow(but=["blocks"])
+def test_first_muon_update_of_stacked_matrices_equals_that_of_optax(stack):
+    g, name = draw(3, 7, 2, 5), "gate"
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=(2, 3))
     theirs = optax.contrib.scale_by_muon(weight_dimension_numbers={name: axes})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         expected, _ = jax.jit(theirs.update)({name: g}, theirs.init({name: g}))
-    metadata = {name: ParameterMetadata(g.shape, ("layers", "model", "heads", "features"), 2)}
+    metadata = {name: ParameterMetadata(g.shape, (stack, "features", "heads", "features"), 2)}
     ours = scale_by_muon(metadata, momentum=0.95, rms=10**-0.5)
     actual, _ = jax.jit(ours.update)({name: g}, ours.init({name: g}))
     np.testing.assert_allclose(actual[name], expected[name], atol=1e-4)

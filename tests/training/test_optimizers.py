@@ -235,13 +235,18 @@ def test_updates_follow_the_schedule_that_is_logged():
 
 @pytest.mark.slow
 def test_roles_and_matrices_of_every_preset_are_those_that_stood_in_a_table_of_names():
-    """The table was recorded when names of modules and parameters decided."""
+    """The table was recorded when names of modules and parameters decided.
+
+    Gates of RG-LRU and of short convolutions have one name: a place lists each role and matrix.
+    """
     roles = {}
     for config in dict.fromkeys(zoo.get(name).tiny() for name in zoo.names()):
         for path, x in tree_leaves_with_path(parameter_metadata(config)):
             place = re.sub(r"layer_\d+", "layer_*", keystr(path, simple=True, separator="/"))
             matrix = list(map(list, x.input_and_output_axes)) if x.num_output_axes else None
-            assert roles.setdefault(f"{place} {len(x.shape)}", [x.role, matrix]) == [x.role, matrix]
+            kinds = roles.setdefault(f"{place} {len(x.shape)}", [])
+            if [x.role, matrix] not in kinds:
+                kinds.append([x.role, matrix])
     assert roles == json.loads((GOLDEN_FOLDER / "roles.json").read_text())
 
 

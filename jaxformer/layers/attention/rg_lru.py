@@ -40,11 +40,11 @@ class HeadGate(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T N H"]) -> Float32[Array, "*batch T N H"]:
         H = x.shape[-1]
-        shape, axes = (self.num_heads, H, H), "heads features -> features"
+        shape, axes = (self.num_heads, H, H), "blocks features -> features"
         kernel = sharded_parameter(
             self, "kernel", self._draw, shape, axes, dtype=self.runtime.dtype
         )
-        bias = sharded_parameter(self, "bias", zeros, shape[:2], "heads features")
+        bias = sharded_parameter(self, "bias", zeros, shape[:2], "blocks features")
         logits = jnp.einsum("...nh,nhk->...nk", x.astype(kernel.dtype), kernel)
         return jax.nn.sigmoid(logits.astype(jnp.float32) + jnp.broadcast_to(bias, x.shape))
 
