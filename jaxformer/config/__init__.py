@@ -52,6 +52,7 @@ from jaxformer.config.layer import AttentionKind as AttentionKind
 from jaxformer.config.layer import Layer as Layer
 from jaxformer.config.layer import cycles_of as cycles_of
 from jaxformer.config.layer_embedding import LayerEmbedding as LayerEmbedding
+from jaxformer.config.loop import Loop as Loop
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import Stack as Stack
 from jaxformer.config.model import TransformerConfig as TransformerConfig

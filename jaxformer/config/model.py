@@ -26,6 +26,7 @@ from jaxformer.config.layer import (
     minimal_cycle,
 )
 from jaxformer.config.layer_embedding import LayerEmbedding
+from jaxformer.config.loop import Loop
 from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
@@ -80,6 +81,7 @@ class TransformerConfig(Checked):
             (the first layer of ModernBERT), after the residual sum, before and after a branch, or
             after a branch; a tuple is cycled over the layers.
         final_norm: Whether a norm follows the last layer of each stack.
+        loop: Layers that run several times; None runs each once.
         residual: How a branch's output joins the residual stream; None is their sum.
         residual_multiplier: Multiplies the output of each branch, after its norm: the stream
             becomes x + residual_multiplier * branch(x) (Granite).
@@ -123,6 +125,7 @@ class TransformerConfig(Checked):
         default="pre", compare=False
     )
     final_norm: bool = True
+    loop: Loop | None = None
     residual: Residual | None = None
     residual_multiplier: float = 1.0
     layer_scalar: bool = False
@@ -181,15 +184,38 @@ class TransformerConfig(Checked):
             stacks["decoder"] = self.layers
         return {name: layers for name, layers in stacks.items() if layers}
 
-    def segments(self, stack: Stack) -> Segments:
-        """The parts of a stack; one part repeats."""
-        return find_segments(self.stacks[stack])
+    @property
+    def invocations(self) -> dict[Stack, tuple[Layer, ...]]:
+        """The layers of each stack in the order in which they run; those of a loop recur."""
+        loop, stacks = self.loop, self.stacks
+        return stacks if loop is None else {k: loop.invocations(x) for k, x in stacks.items()}
+
+    def segments(self, stack: Stack, *, by_invocation: bool = False) -> Segments:
+        """The parts of a stack; one part repeats. A loop is this part.
+
+        Args:
+            stack: The stack.
+            by_invocation: Whether the repetitions of a loop are counted in each pass, as in caches,
+                or once, as in parameters.
+        """
+        layers = self.stacks[stack]
+        if self.loop is None:
+            return find_segments(layers)
+        before, inside, after = self.loop.split(layers)
+        period = len(minimal_cycle(inside))
+        repeats, rest = divmod(len(inside), period)
+        if rest:
+            period, repeats = len(inside), 1
+        passes = self.loop.passes if by_invocation else 1
+        return Segments(len(before), period, repeats * passes, len(after))
 
     @property
     def residual_init_divisor(self) -> float:
         """Divisor of the initial values of projections into the residual stream."""
-        scales_with_depth = self.initialisation.residual == "depth"
-        return math.sqrt(2 * self.num_layers) if scales_with_depth else 1.0
+        if self.initialisation.residual != "depth":
+            return 1.0
+        loop, layers = self.loop, self.layers
+        return math.sqrt(2 * len(layers if loop is None else loop.invocations(layers)))
 
     @property
     def max_length(self) -> int | None:
@@ -258,13 +284,14 @@ class TransformerConfig(Checked):
         whether model_dim equals the width of all heads, one full layer pattern and whether the
         depth is a multiple of it, and scales that are a power of a width.
         """
-        first, period, _, tail = find_segments(self.layers)
-        if tail:
-            first, period = 0, len(minimal_cycle(self.layers))
-        has_tail = (self.num_layers - first) % period > 0
-        pattern = minimal_cycle(shorten_pattern(self.layers[first : first + period]))
-        pattern = tuple(islice(cycle(pattern), max(2, len(pattern)) + has_tail))
-        layers = tuple(x.tiny() for x in (*shorten_pattern(self.layers[:first]), *pattern))
+        loop = self.loop
+        if loop is None:
+            layers = self._shorten_layers()
+        else:
+            before, inside, after = map(shorten_pattern, loop.split(self.layers))
+            layers = before + inside + after
+            loop = replace(loop, start=len(before), stop=len(before + inside))
+        layers = tuple(layer.tiny() for layer in layers)
         width = max(layer.attention.heads_width for layer in layers) or 4 * TINY_HEAD_DIM
         full_width = max(layer.attention.heads_width for layer in self.layers)
         model_dim = width if full_width == self.model_dim else width - TINY_HEAD_DIM
@@ -276,11 +303,22 @@ class TransformerConfig(Checked):
             model_dim=model_dim,
             num_layers=len(layers),
             **cycles_of(layers),
+            loop=loop,
             topology=self._tiny_topology(),
             embedding=self.embedding.resized(*widths),
             layer_embedding=self.layer_embedding and shrink(self.layer_embedding),
             head=self.head.resized(*widths, vocab_size),
         )
+
+    def _shorten_layers(self) -> tuple[Layer, ...]:
+        """The layers before the pattern, and two repetitions of it or one and a tail."""
+        first, period, _, tail = find_segments(self.layers)
+        if tail:
+            first, period = 0, len(minimal_cycle(self.layers))
+        has_tail = (self.num_layers - first) % period > 0
+        pattern = minimal_cycle(shorten_pattern(self.layers[first : first + period]))
+        pattern = tuple(islice(cycle(pattern), max(2, len(pattern)) + has_tail))
+        return shorten_pattern(self.layers[:first]) + pattern
 
     def _tiny_topology(self) -> Topology:
         if not isinstance(self.topology, EncoderDecoder):

@@ -25,6 +25,7 @@ def check_model(config: Any) -> None:
     check_cross_attention(config)
     check_branches(config)
     check_residual(config)
+    check_loop(config)
     check_kv_sources(config)
     check_masked_ids(config)
 
@@ -128,6 +129,35 @@ def check_residual(config: Any) -> None:
         config.block != "parallel" or placements == {"pre"} or option.per == "layer",
         f"{name} reads once for all parallel branches, so block='parallel' needs norm_placement "
         f"'pre'; got {', '.join(sorted(placements))}.",
+    )
+
+
+def check_loop(config: Any) -> None:
+    """Check that a loop has layers, and that nothing in the model needs each layer to run once."""
+    loop, num_layers = config.loop, config.num_layers
+    if loop is None:
+        return
+    stop = num_layers if loop.stop is None else loop.stop
+    require(
+        loop.start < stop <= num_layers,
+        f"Loop needs start < stop <= num_layers = {num_layers}; got {loop.start} and {stop}.",
+    )
+    require(
+        not config.topology.is_encoder_decoder,
+        "Loop needs a Decoder or an Encoder; got an EncoderDecoder.",
+    )
+    require(
+        not kv_sources(config.layers),
+        "Layers with cross_layer_kv read an earlier layer, which in a Loop runs several times.",
+    )
+    require(
+        loop.enter == "last" or config.residual is None or config.residual.is_short,
+        f"Loop.enter={loop.enter!r} needs a single stream; {type(config.residual).__name__} has "
+        "none.",
+    )
+    require(
+        loop.enter != "final_norm" or config.final_norm,
+        "Loop.enter='final_norm' needs final_norm=True.",
     )
 
 

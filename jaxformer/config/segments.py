@@ -15,13 +15,18 @@ class Segments(NamedTuple):
         first: Layers before the pattern.
         period: Layers of the pattern; 0 if there is none.
         repeats: Repetitions of the pattern.
-        tail: Layers after the last repetition, which are like the first ones of the pattern.
+        tail: Layers after the last repetition; without a loop, the first ones of the pattern.
     """
 
     first: int
     period: int
     repeats: int
     tail: int
+
+    @property
+    def stop(self) -> int:
+        """Layer after the last repetition."""
+        return self.first + self.period * self.repeats
 
     @property
     def num_compiled(self) -> int:
@@ -39,16 +44,17 @@ class Segments(NamedTuple):
         return {
             "first_layers": range(self.first),
             "layers": range(self.first, self.first + self.period),
-            "tail": range(self.first, self.first + self.tail),
+            "tail": range(self.stop, self.stop + self.tail),
         }
 
     def locate(self, layer: int) -> tuple[str, tuple[int, ...]]:
         """Return the path of a layer in its stack, and its repetition if there are several."""
         if layer < self.first:
             return f"first_layers/layer_{layer}", ()
+        if layer >= self.stop:
+            return f"tail/layer_{layer - self.stop}", ()
         repeat, index = divmod(layer - self.first, self.period)
-        is_tail = repeat == self.repeats
-        return (f"tail/layer_{index}", ()) if is_tail else (f"layers/layer_{index}", (repeat,))
+        return f"layers/layer_{index}", (repeat,)
 
 
 @lru_cache(maxsize=1024)

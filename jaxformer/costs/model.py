@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
         The exact count; `num_parameters` without experts.
     """
     unused = 0
-    for layer, _ in _layers(config):
+    for layer in chain(*config.stacks.values()):
         feed_forward: Any = layer.feed_forward
         if feed_forward.is_moe:
             width = feed_forward.expert_model_dim(config.model_dim)
@@ -103,8 +104,8 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
 
 
 def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.Layer, bool]]:
-    """All layers, and whether they read the source, as an encoder-decoder's encoder layers do."""
-    for name, layers in config.stacks.items():
+    """Layers as often as they run, and whether they read the source (of an encoder-decoder)."""
+    for name, layers in config.invocations.items():
         reads_source = config.topology.is_encoder_decoder and name == "encoder"
         yield from ((layer, reads_source) for layer in layers)
 
@@ -197,7 +198,7 @@ def cache_bytes(
     require_count("length", length, least=0)
     require_count("batch", batch, least=0)
     total = 0
-    for layer in config.layers:
+    for layer in config.invocations.get("decoder", config.layers):
         num_tokens = visible_keys(layer.window, length)
         total += layer_cache_bytes(layer, num_tokens, bytes_per_number)
     if config.topology.is_encoder_decoder:

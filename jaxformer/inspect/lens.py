@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def logit_lens(
     params: Params,
     tokens: Int[Array, "*batch T"],
     *,
-    layers: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | Literal["passes"] | None = None,
     tuned: TunedLens | None = None,
     max_bytes: int = 2**30,
     dtype: DTypeLike = jnp.float32,
@@ -67,7 +67,8 @@ def logit_lens(
         params: The parameters.
         tokens: Token ids.
         layers: Numbers of layers after which to apply the head, from 0 (the embedding) to the depth
-            of the stack; None is all.
+            of the stack; None is all. "passes" are the ends of each pass through a loop, whose
+            layers otherwise show the last pass.
         tuned: A tuned lens of `train_tuned_lens`, whose maps come before the norm.
         max_bytes: Maximum size of the result.
         dtype: Dtype of the computation.
@@ -85,17 +86,25 @@ def logit_lens(
     """
     stack = head_stack(config)
     depth = len(config.stacks[stack])
-    depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
-    outside = [i for i in depths if not 0 <= i <= depth]
-    if outside or not depths:
-        raise ValueError(f"layers must be in [0, {depth}]; got {layers}.")
+    if layers == "passes":
+        if config.loop is None or tuned is not None:
+            raise ValueError('layers="passes" needs a model with a Loop, and no tuned lens.')
+        depths = tuple(range(config.loop.passes))
+    else:
+        depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
+        outside = [i for i in depths if not 0 <= i <= depth]
+        if outside or not depths:
+            raise ValueError(f"layers must be in [0, {depth}]; got {layers}.")
     arrays = check_inputs(config, tokens, inputs)
     count, size = arrays["tokens"].size, config.vocab_size
     what = f"Logits of {count:,} tokens over {size:,} ids at {len(depths)} depths need"
     advice = f"Select fewer layers, for example layers=({depth},), or fewer tokens"
     check_bytes(what, 4 * len(depths) * count * size, max_bytes, advice)
     config, params = merge_lora(config, params)
-    stream = depth_streams(config, trace(config, params, **arrays, dtype=dtype))
+    recorded = trace(config, params, **arrays, dtype=dtype)
+    stream = depth_streams(config, recorded)
+    if layers == "passes":
+        stream = getattr(recorded, stack).passes
     if tuned is not None:
         shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)
         if (tuned.kernel.shape, tuned.bias.shape) != shapes:

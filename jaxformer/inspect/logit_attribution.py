@@ -66,7 +66,7 @@ def logit_attribution(
 
     with the statistics of the final norm, and of norms after branches, taken from the run, so that
     norms are linear. It exists where the stream is a sum and the head is linear: not with
-    `norm_placement` "post", a custom residual connection, or a transform of the head.
+    `norm_placement` "post", a custom residual connection, a loop, or a transform of the head.
 
     Args:
         config: The model.
@@ -89,8 +89,10 @@ def logit_attribution(
         Wang et al., Interpretability in the Wild, 2022. arXiv:2211.00593, section 3
     """
     is_post = any(layer.norm_placement == "post" for layer in config.layers)
-    if is_post or config.residual is not None:
+    if is_post or config.residual is not None or config.loop is not None:
         how = f"a norm follows each sum (norm_placement={config.norm_placement!r})"
+        if config.loop is not None:
+            how = f"its layers run {config.loop.passes} times"
         if config.residual is not None:
             how = f"branches are joined by {type(config.residual).__name__}"
         raise ValueError(f"The residual stream is not the sum of its parts: {how}.")

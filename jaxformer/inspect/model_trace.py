@@ -31,12 +31,15 @@ class ResidualTrace(NamedTuple):
             branches with one norm after it; "layer_embedding" if each layer has embeddings.
             With `norm_placement` "post" a norm follows each sum.
         final_normed: The stream after the final norm, the input of the head; None without it.
+        passes: The stream after each pass through a loop; None without one. The streams and
+            branches of its layers are those of the last pass.
     """
 
     embeddings: Float[Array, "*batch T D"]
     stream: Float[Array, "layers *batch T D"]
     branches: dict[str, Float[Array, "layers *batch T D"]]
     final_normed: Float[Array, "*batch T D"]
+    passes: Float[Array, "passes *batch T D"] | None = None
 
 
 class ModelTrace(NamedTuple):
@@ -65,7 +68,7 @@ def trace(
 
         stream[l] = stream[l - 1] + sum of branches[...][l]         stream[-1] = embedded
 
-    except with `norm_placement` "post", where a norm follows each sum.
+    except with `norm_placement` "post", where a norm follows each sum, and at the start of a loop.
 
     Args:
         config: The model.
@@ -203,4 +206,5 @@ def _stack_trace(intermediates: Any) -> ResidualTrace:
         stacked("residual_stream"),
         {name.removeprefix("from_"): stacked(name) for name in branches},
         intermediates["stack_output"],
+        jnp.stack(intermediates["pass_outputs"]) if "pass_outputs" in intermediates else None,
     )

@@ -44,7 +44,7 @@ class Cache(NamedTuple):
     """
 
     first_layers: tuple[LayerCache, ...]  # of the layers before the pattern, or of all
-    layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
+    layers: tuple[LayerCache, ...]  # of the pattern's layers, repetitions and passes along axis 0
     tail: tuple[LayerCache, ...]  # of the layers after the last whole pattern
     positions: tuple[Int[Array, "*batch S"], ...]
     length: Int[Array, "*batch"]  # tokens so far
@@ -113,10 +113,11 @@ def empty_cache(
             f"capacity must be at most {config.max_length}, the number of learned positions; got "
             f"{capacity}."
         )
-    segments = config.segments("decoder")
+    segments = config.segments("decoder", by_invocation=True)
+    layers = config.invocations["decoder"]
 
     def layer(index: int, *stacked: int) -> LayerCache:
-        options = config.layers[index]
+        options = layers[index]
         slots = num_slots(options.window, capacity)
         shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
         return LayerCache(options.attention.empty_layer_cache(shape))
@@ -140,14 +141,14 @@ def arrange_cache(config: c.TransformerConfig, cache: Cache, layout: Layout) -> 
     """Return the cache in a layout."""
     if cache.layout == layout:
         return cache
-    repeats = range(segments_of(config, "decoder", cache.layout).repeats)
+    segments = partial(segments_of, config, "decoder", by_invocation=True)
+    repeats = range(segments(cache.layout).repeats)
     apart = (jax.tree.map(lambda x, i=i: x[i], layer) for i in repeats for layer in cache.layers)
     layers = (*cache.first_layers, *apart, *cache.tail)
-    first, period, num_repeats, _ = segments_of(config, "decoder", layout)
-    stop = first + period * num_repeats
-    repetitions = (layers[i:stop:period] for i in range(first, first + period))
+    first, period, *_ = new = segments(layout)
+    repetitions = (layers[i : new.stop : period] for i in range(first, first + period))
     stacked = tuple(jax.tree.map(lambda *x: jnp.stack(x), *same) for same in repetitions)
-    return cache._replace(first_layers=layers[:first], layers=stacked, tail=layers[stop:])
+    return cache._replace(first_layers=layers[:first], layers=stacked, tail=layers[new.stop :])
 
 
 def is_ring_buffer(window: c.Window, slots: int) -> bool:

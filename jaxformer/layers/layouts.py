@@ -29,17 +29,24 @@ def layout_of(params: Any) -> Layout:
 
 def decoding_layout(config: c.TransformerConfig) -> Layout:
     """The layout that decodes faster here, if its layers compile in less than a minute."""
-    if target_platform() == "tpu" or config.num_layers > MAX_COMPILED_LAYERS:
+    layers = config.invocations.get("decoder", ())
+    if target_platform() == "tpu" or len(layers) > MAX_COMPILED_LAYERS:
         return "stacked"
-    repeats = config.topology.has_decoder and config.segments("decoder").repeats > 1
+    repeats = layers and config.segments("decoder").repeats > 1
     return "by_layer" if repeats else "stacked"
 
 
-def segments_of(config: c.TransformerConfig, stack: c.Stack, layout: Layout) -> c.Segments:
-    """The parts of a stack in this layout; an encoder is always stacked."""
+def segments_of(
+    config: c.TransformerConfig, stack: c.Stack, layout: Layout, *, by_invocation: bool = False
+) -> c.Segments:
+    """The parts of a stack in this layout; an encoder is always stacked.
+
+    `by_invocation` is that of `TransformerConfig.segments`.
+    """
     if layout == "by_layer" and stack == "decoder":
-        return c.Segments(config.num_layers, 0, 0, 0)
-    return config.segments(stack)
+        layers = config.invocations[stack] if by_invocation else config.layers
+        return c.Segments(len(layers), 0, 0, 0)
+    return config.segments(stack, by_invocation=by_invocation)
 
 
 def split_layers(

@@ -1,6 +1,8 @@
 """Stack of layers: `nn.scan` over repetitions of the layer pattern."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -72,11 +74,45 @@ class GroupInputs(NamedTuple):
         layers: Inputs of each layer; of the pattern, of one repetition.
         cache_updates: How the cache of each layer takes the new tokens.
         kv: Keys and values of layers before the group, as in `LayerState`.
+        earlier_repeats: Repetitions of earlier passes, whose caches come first; None in the first.
     """
 
     layers: tuple[LayerInputs, ...]
     cache_updates: tuple[CacheUpdate | None, ...]
     kv: dict[str, KVCache | None]
+    earlier_repeats: int | None = None
+
+
+class Run(NamedTuple):
+    """A run of a group of layers: all of its layers, or some of those outside the scan.
+
+    Attributes:
+        group: Name of the group.
+        layers: Numbers of the layers in the stack; of the pattern, those of one repetition.
+        pass_number: Number of the pass through a loop from 0; None outside.
+        first_cache: Index of the first layer's cache among those of the group.
+    """
+
+    group: str
+    layers: Sequence[int]
+    pass_number: int | None = None
+    first_cache: int = 0
+
+
+def list_runs(loop: c.Loop | None, segments: c.Segments) -> list[Run]:
+    """The runs of a stack's layers, in order; the layers of a loop run in each pass."""
+    if loop is None:
+        return [Run(name, layers) for name, layers in segments.groups().items() if layers]
+    if segments.period:
+        before, inside, after = map(Run, LAYER_GROUPS, segments.groups().values())
+    else:
+        before, inside, after = (Run("first_layers", x) for x in loop.split(range(segments.first)))
+    passes = (inside._replace(pass_number=i) for i in range(loop.passes))
+    runs = [run for run in (before, *passes, after) if run.layers]
+    if segments.period:
+        return runs
+    starts = accumulate((len(run.layers) for run in runs), initial=0)
+    return [run._replace(first_cache=x) for run, x in zip(runs, starts, strict=False)]
 
 
 class LayerGroup(nn.Module):
@@ -94,30 +130,33 @@ class LayerGroup(nn.Module):
         carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
         inputs: GroupInputs,
         scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...], Array | None],
+        only: Sequence[int] | None = None,
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[Any, Any]]:
         """Return x and the self-attention caches as carry; new cross-attention caches, and `kv`.
 
         `scanned` is the index of this repetition, and the cross-attention caches and embeddings of
         its layers. The new caches hold the keys and values of the encoder's output, if there is
-        one. Layers outside the group read no `kv` of a repetition.
+        one. Layers outside the group read no `kv` of a repetition. `only` are the numbers, in the
+        group, of the layers that run; None are all.
         """
         block, policy = Block, REMAT_POLICIES[self.runtime.remat]
         if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
         (x, caches), (index, cross_caches, embeddings) = carry, scanned
-        kv, states = inputs.kv, list[LayerState]()
-        for i, layer_config in enumerate(self.layer_configs):
-            layer = block(self.config, layer_config, self.runtime, self.causal, name=f"layer_{i}")
-            update = inputs.cache_updates[i]
+        kv, states, earlier = inputs.kv, list[LayerState](), inputs.earlier_repeats
+        slot = index if earlier is None or index is None else index + earlier
+        for k, i in enumerate(range(len(self.layer_configs)) if only is None else only):
+            options = self.config, self.layer_configs[i], self.runtime, self.causal
+            layer, update = block(*options, name=f"layer_{i}"), inputs.cache_updates[k]
             state = LayerState(
-                caches[i],
-                None if update is None else replace(update, layer_index=index),
-                cross_caches[i],
+                caches[k],
+                None if update is None else replace(update, layer_index=slot),
+                cross_caches[k],
                 kv,
                 None if embeddings is None else embeddings[i],
                 self.number_of_layer(i, index),
             )
-            x, state = layer(x, inputs.layers[i], state)
+            x, state = layer(x, inputs.layers[k], state)
             kv = state.kv
             states.append(state)
         has_source = inputs.layers[0].encoder_output is not None
@@ -170,9 +209,12 @@ class Stack(nn.Module):
         tokens = attended_tokens(self.config, self.runtime, token_positions, cache)
         score_bias, options = self.make_score_bias(), (self.causal, contiguous_positions)
         make_inputs = LayerInputMaker(self.runtime, tokens, score_bias, *options, x.ndim + 1)
-        pattern = layers[: segments.first + segments.period]
-        inputs = [LayerInputs(make_inputs(x), cross_inputs, encoder_output) for x in pattern]
-        cache_updates = tuple(tokens.cache_updates.get(layer.window) for layer in pattern)
+        runs = list_runs(self.config.loop, segments)
+        inputs = {
+            i: LayerInputs(make_inputs(layers[i]), cross_inputs, encoder_output)
+            for run in runs
+            for i in run.layers
+        }
         kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
         x = sow_and_perturb(self, "stack_input", x)
         option, model_params = self.config.residual, dict[str, Array]()
@@ -181,47 +223,82 @@ class Stack(nn.Module):
             model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
         embedded, kind = x, layers[0].attention
         x = x if option is None else begin(option, model_params, x, kind)
-        new_caches: dict[str, Any] = {}
-        for name, indices in segments.groups().items():
-            if not indices:
-                continue
-            caches = (NO_CACHE,) * len(indices) if cache is None else getattr(cache, name)
-            group = slice(indices.start, indices.stop)
-            group_inputs = GroupInputs(tuple(inputs[group]), cache_updates[group], kv)
-            x, new_caches[name], new_kv = self.run_group(
-                name, segments, layers[group], x, group_inputs, caches, layer_embeddings
+        norm: Any = None
+        if self.config.final_norm:
+            norm = Norm(self.config.norm, self.runtime, name="final_norm")
+        names = dict.fromkeys(run.group for run in runs)
+        groups = {name: self.make_group(name, segments) for name in names}
+        caches = {run.group: [NO_CACHE] * (run.first_cache + len(run.layers)) for run in runs}
+        if cache is not None:
+            caches = {name: list(getattr(cache, name)) for name in names}
+        loop_input = x
+        for run in runs:
+            if run.pass_number == 0:
+                loop_input = x
+            elif run.pass_number is not None:
+                x = self.enter_loop(x, loop_input, norm)
+            updates = (tokens.cache_updates.get(layers[i].window) for i in run.layers)
+            group_inputs = GroupInputs(tuple(inputs[i] for i in run.layers), tuple(updates), kv)
+            place = slice(run.first_cache, run.first_cache + len(run.layers))
+            x, caches[run.group][place], new_kv = self.run_group(
+                groups[run.group],
+                run,
+                segments,
+                x,
+                group_inputs,
+                tuple(caches[run.group][place]),
+                layer_embeddings,
             )
             kv |= new_kv
+            if run.pass_number is not None:
+                self.sow(INTERMEDIATES, "pass_outputs", x)
         x = x if option is None else end(option, model_params, x, embedded)
-        if self.config.final_norm:
-            x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
-        x = sow_and_perturb(self, "stack_output", x)
+        x = sow_and_perturb(self, "stack_output", x if norm is None else norm(x))
+        new_caches: Any = {name: tuple(group) for name, group in caches.items()}
         return x, cache and cache._replace(**new_caches, positions=tokens.cached_positions)
+
+    def enter_loop(self, x: Any, loop_input: Any, norm: Callable[[Any], Any]) -> Any:
+        """What the next pass through a loop reads, after the output of the last one."""
+        match self.config.loop and self.config.loop.enter:
+            case "sum":
+                return x + loop_input
+            case "final_norm":
+                return norm(x)
+        return x
+
+    def make_group(self, name: str, segments: c.Segments) -> LayerGroup:
+        """Return the module of a group of layers; the pattern's runs under a scan."""
+        indices = segments.groups()[name]
+        group, runtime = LayerGroup, replace(self.runtime, scan=False)
+        if name == "layers":
+            group = self.scan_over(segments.repeats)
+            runtime = self.runtime if segments.repeats > 1 else runtime
+        layers = self.config.stacks[self.part][indices.start : indices.stop]
+        return group(self.config, layers, self.causal, runtime, indices.start, name=name)
 
     def run_group(
         self,
-        name: str,
+        group: LayerGroup,
+        run: Run,
         segments: c.Segments,
-        layer_configs: tuple[c.Layer, ...],
         x: Float[Array, "*batch T D"],
         inputs: GroupInputs,
         caches: tuple[LayerCache, ...],
         layer_embeddings: Float[Array, "layers *batch T E"] | None,
     ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], dict[str, KVCache | None]]:
         """Apply a group of layers; return x, their caches, and keys and values to hand on."""
-        group, index, runtime = LayerGroup, None, replace(self.runtime, scan=False)
+        index, options = None, dict[str, Any]()
         if layer_embeddings is not None:
-            layer_embeddings = split_by_segment(layer_embeddings, segments)[name]
-        if name == "layers":
-            group, index = self.scan_over(segments.repeats), jnp.arange(segments.repeats)
-            runtime = self.runtime if segments.repeats > 1 else runtime
-        start = {"first_layers": 0, "layers": segments.first}.get(
-            name, segments.first + segments.period * segments.repeats
-        )
-        layers = group(self.config, layer_configs, self.causal, runtime, start, name=name)
+            layer_embeddings = split_by_segment(layer_embeddings, segments)[run.group]
+        if run.group == "layers":
+            index = jnp.arange(segments.repeats)
+            if run.pass_number:
+                inputs = inputs._replace(earlier_repeats=run.pass_number * segments.repeats)
+        elif len(run.layers) < len(group.layer_configs):
+            options = dict(only=run.layers)
         self_caches, cross_caches = zip(*caches, strict=True)
-        (x, self_caches), (new_cross_caches, kv) = layers(
-            (x, self_caches), inputs, (index, cross_caches, layer_embeddings)
+        (x, self_caches), (new_cross_caches, kv) = group(
+            (x, self_caches), inputs, (index, cross_caches, layer_embeddings), **options
         )
         if inputs.layers[0].encoder_output is not None:
             cross_caches = new_cross_caches

@@ -146,10 +146,13 @@ def router_losses(
     """
     losses, load = [], jnp.zeros(())
     outputs, parameters = flatten_dict(router_outputs, sep="/"), flatten_dict(params, sep="/")
-    for path, (logits,) in outputs.items():
-        if not path.endswith("/logits"):
-            continue
-        (expert_ids,) = outputs[f"{path.removesuffix('/logits')}/expert_ids"]
+    invocations = [
+        (path, *values)
+        for path in outputs
+        if path.endswith("/logits")
+        for values in zip(outputs[path], outputs[path[:-6] + "expert_ids"], strict=True)
+    ]
+    for path, logits, expert_ids in invocations:
         names = path.split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack: Stack = "encoder" if "encoder" in names else "decoder"

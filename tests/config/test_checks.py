@@ -60,6 +60,7 @@ NEEDED = {
     "vocab_size": 31,
     "model_dim": 16,
     "num_layers": 2,
+    "passes": 2,
     "max_length": 8,
     "original_max_length": 8,
     "factor": 2.0,

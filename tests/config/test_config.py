@@ -966,6 +966,7 @@ OTHERS = [
     ),
     change(residual=c.DepthScaledSum()),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
+    change(loop=c.Loop(passes=3, start=1, stop=2, enter="sum")),
     change(residual=c.WeightedSum(attention=(2.0, 0.5), recurrent=(1.5, 1), feed_forward=(1, 3.0))),
     replace(
         BASE,
