@@ -80,7 +80,9 @@ class TransformerConfig(Checked):
         norm_placement: Position of the norms: before a branch, before a branch other than attention
             (the first layer of ModernBERT), after the residual sum, before and after a branch, or
             after a branch; a tuple is cycled over the layers.
+        post_norm: The kind of norm after a branch; None is `norm`.
         final_norm: Whether a norm follows the last layer of each stack.
+        last_norm: The kind of this norm; None is `norm`.
         loop: Layers that run several times; None runs each once.
         residual: How a branch's output joins the residual stream; None is their sum.
         residual_multiplier: Multiplies the output of each branch, after its norm: the stream
@@ -124,7 +126,9 @@ class TransformerConfig(Checked):
     norm_placement: LayerNormPlacement | Cycle[LayerNormPlacement] = field(
         default="pre", compare=False
     )
+    post_norm: Norm | None = None
     final_norm: bool = True
+    last_norm: Norm | None = None
     loop: Loop | None = None
     residual: Residual | None = None
     residual_multiplier: float = 1.0

@@ -24,6 +24,7 @@ def check_model(config: Any) -> None:
     check_sinusoids(config)
     check_cross_attention(config)
     check_branches(config)
+    check_norms(config)
     check_residual(config)
     check_loop(config)
     check_kv_sources(config)
@@ -108,6 +109,21 @@ def check_branches(config: Any) -> None:
             not (option.has_norms or normalises_sum) or config.block == "serial",
             f"MoE.norm and MoE.output_norm need the serial block; got {config.block!r}.",
         )
+
+
+def check_norms(config: Any) -> None:
+    """Check that there is a norm after branches and a last one, if they have kinds of their own."""
+    placements = {layer.norm_placement for layer in config.layers + config.encoder_layers}
+    require(
+        config.post_norm is None or bool(placements & {"sandwich", "res_post"}),
+        "post_norm needs a norm after branches, norm_placement 'sandwich' or 'res_post'; got "
+        f"{', '.join(sorted(placements))}.",
+    )
+    require(
+        config.last_norm is None or config.final_norm,
+        "last_norm is the kind of the final norm, which final_norm=False leaves out; got "
+        f"{config.last_norm}.",
+    )
 
 
 def check_residual(config: Any) -> None:

@@ -99,22 +99,23 @@ def _circuits(config: c.TransformerConfig, options: c.Layer, layer: Params) -> d
     before = layer.get("pre_attention_norm", layer.get("pre_norm", {}))
     after = layer.get("post_attention_norm", layer.get("post_norm", {}))
 
-    def scaled(x: Array, norm: Params, axis: int) -> Array:
+    def scaled(x: Array, option: c.Norm, norm: Params, axis: int) -> Array:
         """Multiply the model axis by the scale of a norm, and centre it as LayerNorm does."""
         if "scale" in norm:
-            scale = jnp.asarray(norm["scale"], jnp.float32) + config.norm.scale_offset
+            scale = jnp.asarray(norm["scale"], jnp.float32) + option.scale_offset
             x = x * jnp.broadcast_to(scale[:, None, None] if axis == 0 else scale, x.shape)
-        return x - jnp.mean(x, axis, keepdims=True) if config.norm.subtracts_mean else x
+        return x - jnp.mean(x, axis, keepdims=True) if option.subtracts_mean else x
 
     def read(name: str | None) -> Float[Array, "N D H"]:
         if name is None:
             return jnp.zeros((kind.num_heads, config.model_dim, 1))
         kernel = jnp.asarray(attention[name]["kernel"], jnp.float32)
-        kernel = scaled(kernel, before, 0) if reads_normed else kernel
+        kernel = scaled(kernel, config.norm, before, 0) if reads_normed else kernel
         return jnp.moveaxis(jnp.repeat(kernel, kind.num_heads // kernel.shape[1], axis=1), 1, 0)
 
     out = jnp.asarray(attention["out"]["kernel"], jnp.float32)
-    out = scaled(out, after, 2) if options.norm_placement in POST_BRANCH_NORMS else out
+    if options.norm_placement in POST_BRANCH_NORMS:
+        out = scaled(out, config.post_norm or config.norm, after, 2)
     query, key, value = map(read, kind.linear_projections)
     return {"query": (query, key.mT), "key": (key, query.mT), "value": (value, out)}
 

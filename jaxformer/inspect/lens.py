@@ -141,7 +141,7 @@ def apply_head(
     """Apply the model's final norm and head to a residual stream."""
     if config.final_norm:
         norm_variables = {"params": params[stack].get("final_norm", {})}
-        x = jnp.asarray(Norm(config.norm, mode).apply(norm_variables, x))
+        x = jnp.asarray(Norm(config.last_norm or config.norm, mode).apply(norm_variables, x))
     table = params["embedding"]["tokens"]["embedding"].astype(mode.dtype)
     logits: Any = LMHead(config, mode).apply({"params": params.get("head", {})}, x, table)
     return logits

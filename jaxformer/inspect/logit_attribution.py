@@ -135,7 +135,7 @@ def _attribute(
         if "bias" in norm:
             bias += jnp.sum(direction * jnp.broadcast_to(norm["bias"], direction.shape), axis=-1)
         stream = values["stream"][len(layers) - 1]
-        direction = _before_norm(config.norm, norm, stream, direction)
+        direction = _before_norm(config.last_norm or config.norm, norm, stream, direction)
 
     def part(x: Array, direction: Array = direction) -> Array:
         return jnp.sum(x * direction, axis=-1)
@@ -173,7 +173,7 @@ def _head_parts(
         if "bias" in out:
             branch += jnp.broadcast_to(out["bias"], branch.shape)
         norm = layer.get("post_attention_norm", {})
-        direction = _before_norm(config.norm, norm, branch, direction)
+        direction = _before_norm(config.post_norm or config.norm, norm, branch, direction)
     products = jnp.einsum("...nh,nhd,...d->...n", heads, out["kernel"], direction)
     return config.residual_multiplier * products
 

@@ -258,7 +258,8 @@ class Block(nn.Module):
         """Dropout of a branch's output, then a norm if the placement has one."""
         y = apply_dropout(self, y, self.config.dropout.residual)
         if self.layer_config.norm_placement in POST_BRANCH_NORMS:
-            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(y)
+            option = self.config.post_norm or self.config.norm
+            return Norm(option, self.runtime, name=f"post_{norm}")(y)
         return y
 
     def finish_branch(self, name: str, y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:

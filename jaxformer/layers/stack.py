@@ -225,7 +225,7 @@ class Stack(nn.Module):
         x = x if option is None else begin(option, model_params, x, kind)
         norm: Any = None
         if self.config.final_norm:
-            norm = Norm(self.config.norm, self.runtime, name="final_norm")
+            norm = Norm(self.config.last_norm or self.config.norm, self.runtime, name="final_norm")
         names = dict.fromkeys(run.group for run in runs)
         groups = {name: self.make_group(name, segments) for name in names}
         caches = {run.group: [NO_CACHE] * (run.first_cache + len(run.layers)) for run in runs}

@@ -269,6 +269,14 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
 @pytest.mark.parametrize(
     "build, message",
     [
+        (
+            lambda: change(norm_placement=("pre", "post"), post_norm=c.RMSNorm()),
+            "post_norm needs a norm after branches, .* 'sandwich' or 'res_post'; got post, pre",
+        ),
+        (
+            lambda: change(final_norm=False, last_norm=c.RMSNorm()),
+            r"which final_norm=False leaves out; got RMSNorm\(eps=1e-06",
+        ),
         (lambda: change(vocab_size=0), "TransformerConfig.vocab_size must be positive; got 0"),
         (lambda: change(model_dim=-2), "TransformerConfig.model_dim must be positive; got -2"),
         (lambda: change(num_layers=0), "num_layers must be positive; got 0"),
@@ -965,6 +973,7 @@ OTHERS = [
         feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
     ),
     change(residual=c.DepthScaledSum()),
+    change(norm_placement="sandwich", post_norm=c.RMSNorm(eps=0.1), last_norm=c.LayerNorm()),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
     change(loop=c.Loop(passes=3, start=1, stop=2, enter="sum")),
     change(residual=c.WeightedSum(attention=(2.0, 0.5), recurrent=(1.5, 1), feed_forward=(1, 3.0))),

@@ -243,6 +243,11 @@ LATENT = Latent(num_heads=4, latent_dim=9, nope_dim=6, rope_dim=4, value_dim=5)
 SUMS = {
     "pre": {},
     "sandwich": {"norm_placement": "sandwich", "norm": LayerNorm(), "residual_multiplier": 0.6},
+    "kinds of norms": {
+        "norm_placement": "sandwich",
+        "post_norm": RMSNorm(eps=0.1, scale_offset=1.0),
+        "last_norm": LayerNorm(),
+    },
     "res_post": {"norm_placement": "res_post", "block": "parallel", "final_norm": False},
     "joined": {"norm_placement": "sandwich", "block": "parallel_shared_norm"},
     "outside": {"norm": RMSNorm(eps=0.1, eps_position="outside", parameters="scale_bias")},
@@ -367,7 +372,8 @@ def test_attributions_that_do_not_exist_are_refused(build):
 @pytest.mark.parametrize("placement", ["pre", "sandwich"])
 @pytest.mark.slow(but=["sandwich"])
 def test_composition_is_that_of_whole_matrices(placement, build):
-    config, params, *_ = build(norm_placement=placement, norm=LayerNorm())
+    post_norm = RMSNorm(scale_offset=1.0) if placement == "sandwich" else None
+    config, params, *_ = build(norm_placement=placement, norm=LayerNorm(), post_norm=post_norm)
     scores = inspect.composition_scores(config, params)
     assert scores.heads[:5] == ("0.0", "0.1", "0.2", "0.3", "1.0")
     layers = jax.tree.map(np.float64, params["decoder"]["layers"]["layer_0"])
@@ -380,7 +386,7 @@ def test_composition_is_that_of_whole_matrices(placement, build):
         key, value = (read @ attention[x]["kernel"][:, head // 2] for x in ("key", "value"))
         out = attention["out"]["kernel"][head]
         if placement == "sandwich":
-            out = out * layers["post_attention_norm"]["scale"][layer] @ centre
+            out = out * (1 + layers["post_attention_norm"]["scale"][layer])
         return query @ key.T, value @ out
 
     def norm(x):

@@ -91,7 +91,7 @@ def test_the_lens_ends_at_the_logits_of_transformers(name, reference):
 
 @pytest.mark.slow
 def test_the_lens_of_a_layer_is_a_model_without_the_others(build):
-    config, params, tokens, _ = build()
+    config, params, tokens, _ = build(last_norm=LayerNorm())
     lens = inspect.logit_lens(config, params, tokens)
     first = jax.tree.map(lambda x: x[:2], params["decoder"]["layers"])
     short = params | {"decoder": params["decoder"] | {"layers": first}}

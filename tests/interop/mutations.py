@@ -223,6 +223,8 @@ MUTATIONS = {
     "block serial": Mutation("bloom", model(block="parallel")),
     "block parallel": Mutation("gpt_neox", model(block="serial")),
     "one norm for both branches": Mutation("falcon_7b", model(block="serial"), TO_TWO),
+    "norm after a branch": Mutation("muse_glimmer_text", model(post_norm=None)),
+    "kind of the last norm": Mutation("muse_glimmer_text", model(last_norm=None)),
     "final norm": Mutation("llama_biased", model(final_norm=False)),
     "rms norm": Mutation("smollm2", model(norm=c.LayerNorm(parameters="scale"))),
     "layer norm": Mutation("palm_like", model(norm=c.RMSNorm(eps=1e-5))),

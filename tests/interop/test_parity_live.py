@@ -24,7 +24,7 @@ SEED = 11
 # Only how fast it compiles.
 COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 LENGTH, SOURCE_LENGTH, BATCH = 21, 16, 2
-REFERENCES_HERE = ("ref_phi3_small", "ref_baichuan2_7b", "ref_baichuan2_13b")
+REFERENCES_HERE = ("ref_phi3_small", "ref_baichuan2_7b", "ref_baichuan2_13b", "muse_glimmer_text")
 FLOAT32_ONLY = "fsmt", "xglm", "ref_gopher"  # torch refuses their masks and positions in float64
 REKEYED = ("qwen1_14b", *REFERENCES_HERE)
 
@@ -281,6 +281,7 @@ SIZES["modernbert_decoder_biased"] = WIDE | WINDOWS | {"intermediate_size": 29, 
 SIZES["kolibri1"] = WIDE | WINDOWS | {"num_key_value_heads": 3, "norm_topk_prob": False}
 SIZES["gpt_neox_japanese"] = WIDE | {"hidden_size": 48, "intermediate_multiple_size": 3}
 SIZES["gpt_neox_japanese"] |= {"tie_word_embeddings": False}
+SIZES["muse_glimmer_text"] = GROUPED | {"layer_types": None, "layer_rope_theta": None}
 EVEN_HALVES = {"hidden_size": 48}  # half of a head of 8 is a whole number of pairs
 for name in ("phi", "phi_qk_norm", "persimmon", "glm"):
     SIZES[name] = GROUPED | EVEN_HALVES
@@ -381,6 +382,22 @@ def test_the_text_model_of_qwen_with_images(name, kind, tmp_path):
     save_pretrained(tmp_path / "ours", config, params)
     again = load_by_transformers(tmp_path / "ours", text)
     np.testing.assert_allclose(references.logits(again, ids), expected, rtol=0, atol=bound)
+
+
+def test_the_text_model_of_muse_glimmer(tmp_path):
+    """The whole folder is read; what is written is the text model, without a head there."""
+    text = references.build("muse_glimmer_text", seed=SEED)
+    text.whole[0].save_pretrained(tmp_path / "theirs")
+    ids = references.tokens(text, LENGTH, batch=BATCH, seed=SEED)
+    expected = references.logits(text, ids)
+    config, params = load_pretrained(tmp_path / "theirs")
+    bound = tolerance("muse_glimmer_text", expected)
+    np.testing.assert_allclose(ours(config, params, ids), expected, rtol=0, atol=bound)
+    save_pretrained(tmp_path / "ours", config, params)
+    again, info = type(text.model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert {name: [*x] for name, x in info.items() if x} == {"unexpected_keys": ["lm_head.weight"]}
+    text.whole[0].model.language_model = again.eval()
+    np.testing.assert_allclose(references.logits(text, ids), expected, rtol=0, atol=bound)
 
 
 def load_by_transformers(folder, model):

@@ -39,8 +39,8 @@ def parts(config, normal, randomise):
         attention = MultiHeadAttention(cfg, layer.attention, MODE)
         feed_forward = FeedForward(cfg, cfg.layers[0].feed_forward, MODE)
 
-        def norm(name, y):
-            return F.rms_norm(y, params[name]["scale"])
+        def norm(name, y, *, offset=0.0, **options):
+            return F.rms_norm(y, params[name]["scale"] + offset, **options)
 
         return (
             x,
@@ -107,6 +107,15 @@ def test_sandwich_placement(parts):
     h = x + norm("post_attention_norm", attention(norm("pre_attention_norm", x)))
     branch = feed_forward(norm("pre_feed_forward_norm", h))
     np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", branch), atol=1e-5)
+
+
+def test_a_norm_after_a_branch_of_its_own_kind(parts):
+    x, y, attention, feed_forward, norm = parts(
+        norm_placement="res_post", post_norm=RMSNorm(eps=0.5, scale_offset=1.0)
+    )
+    norm = partial(norm, eps=0.5, offset=1.0)
+    h = x + norm("post_attention_norm", attention(x))
+    np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", feed_forward(h)), atol=1e-5)
 
 
 def test_res_post_placement(parts):

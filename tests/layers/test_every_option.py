@@ -327,6 +327,8 @@ CONFIGS["norms by layer"] = replace(
 CONFIGS["no first norm, hidden layer of the head"] = replace(
     BASE,
     norm_placement=("pre_feed_forward", "pre", "sandwich"),
+    post_norm=RMSNorm(eps=0.1, scale_offset=1.0),
+    last_norm=LayerNorm(parameters="scale"),
     residual=DepthScaledSum(),
     head=LMHead(tied=True, transform=HeadTransform(bias=True, activation="silu")),
 )

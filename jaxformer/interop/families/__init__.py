@@ -32,6 +32,7 @@ from jaxformer.interop.families import (
     marian,
     minimax,
     modernbert,
+    muse,
     nemotron_h,
     olmo_hybrid,
     opt,
@@ -50,7 +51,7 @@ MODULES = (
     *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
     *(minimax, falcon_h1, diffllama, llama4),
     *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
-    *(aria, apertus, modernbert, beam),
+    *(aria, apertus, modernbert, beam, muse),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

@@ -30,6 +30,7 @@ from jaxformer.interop.families.ropes import (
     RopeAndQueryScaling,
     RopeByLayerType,
     RopeByNumber,
+    RopeByTheta,
     RopeOfWindows,
     RopeWithAlpha,
 )
@@ -136,26 +137,6 @@ def flint_windows(reader: ConfigReader, window: int | None) -> Callable[[int], b
     """All layers but the first two, every fourth from the second on, and the last."""
     last = reader.integer("num_hidden_layers") - 1
     return lambda i: i % 4 != 1 and i not in (0, last)
-
-
-class RopeByTheta(RopeField):
-    """RoPE with the base of each layer in ``layer_rope_theta``, where 0 is no RoPE (Granite)."""
-
-    def read_positions(self, reader: ConfigReader, windows: tuple[Any, ...]) -> tuple[Any, ...]:
-        rope, count = self.read_rope(reader), reader.integer("num_hidden_layers")
-        bases = reader.sequence("layer_rope_theta", float)
-        if bases is None:
-            return (rope,)
-        if len(bases) < count:
-            reader.add_problem("layer_rope_theta", f"expected a number for each of {count} layers.")
-            return (rope,)
-        return tuple(replace(rope, base=base) if base else None for base in bases[:count])
-
-    def write(self, model: c.TransformerConfig) -> dict[str, Any]:
-        """The fields of RoPE, if there is any, and the bases."""
-        ropes = (layer.rope for layer in model.layers)
-        bases = [0.0 if rope is None else rope.base for rope in ropes]
-        return {**(super().write(model) or {}), "layer_rope_theta": bases}
 
 
 class RopeObject:

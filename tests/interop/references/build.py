@@ -38,6 +38,7 @@ TORCH_MODELS = {
     "ref_phi3_small": written.Phi3Small,
     "ref_baichuan2_7b": functools.partial(written.Baichuan2, max_position_embeddings=64),
     "ref_baichuan2_13b": written.Baichuan2,
+    "muse_glimmer_text": written.MuseGlimmer,
 }
 NAMES = (*SPECS, *TORCH_MODELS)
 GAIN_FROM_ZERO = (

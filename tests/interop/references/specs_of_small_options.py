@@ -62,6 +62,14 @@ MODERNBERT = (
     | {"cls_token_id": 1, "sep_token_id": 2, "norm_eps": 1e-3, "local_attention": 10}
     | {"num_hidden_layers": 4}
 )
+MUSE_GLIMMER = (  # one layer has positions without a window, one a window without positions
+    LLAMA
+    | IDS
+    | {"num_hidden_layers": 5, "head_dim": 10, "sliding_window": 5, "rms_norm_eps": 1e-2}
+    | {"layer_types": [FULL, SLIDING, SLIDING, SLIDING, FULL], "post_norm_eps": 0.1}
+    | {"layer_rope_theta": [7.0, 5e4, 0, 5e4, 0], "rope_parameters": rope(5e4)}
+    | {"qk_scale_factor": 2.1, "output_multiplier": 0.6, "final_logit_softcapping": 3.0}
+)
 SIZES = "vocab_size", "hidden_size", "max_position_embeddings"
 SPECS = {
     "axk1": (

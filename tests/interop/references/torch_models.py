@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as tf
 
+from tests.interop.references.specs_of_small_options import MUSE_GLIMMER
 from tests.interop.references.specs_to_2022 import T5, V
 
 torch.backends.mha.set_fastpath_enabled(False)
@@ -68,6 +69,28 @@ class Transformer2017(TorchReference):
         for layer in self.decoder:
             y = layer(y, x, tgt_mask=~causal(y.shape[1]))
         return y @ self.embed.weight.T
+
+
+class MuseGlimmer(TorchReference):
+    """The text of Muse Glimmer, of which transformers has the class of the whole model alone."""
+
+    def __init__(self, **changes):
+        from transformers import MuseGlimmerConfig, MuseGlimmerForConditionalGeneration
+
+        super().__init__()
+        vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+        vision |= {"num_attention_heads": 2, "patch_size": 4}
+        sizes = {"out_hidden_size": 64, "projector_hidden_size": 20}
+        config = MuseGlimmerConfig(
+            text_config=MUSE_GLIMMER | changes, vision_config=vision, **sizes
+        )
+        config._attn_implementation = "eager"
+        whole = MuseGlimmerForConditionalGeneration(config).float()
+        self.config, self.whole = whole.config.text_config, (whole,)  # no part of this module
+        self.model, self.lm_head = whole.model.language_model, whole.lm_head
+
+    def forward(self, input_ids):
+        return self.whole[0](input_ids=input_ids, use_cache=False).logits
 
 
 class LamdaLike(TorchReference):
