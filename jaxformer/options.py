@@ -22,8 +22,8 @@ from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.parameter import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
-from jaxformer.config.residual import Place as Place
-from jaxformer.config.residual import Residual as Residual
+from jaxformer.config.residual.protocol import Place as Place
+from jaxformer.config.residual.protocol import Residual as Residual
 from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.functional.activations import activation as activation
 

@@ -30,7 +30,7 @@ from jaxformer.config.loop import Loop
 from jaxformer.config.model_checks import check_model
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
-from jaxformer.config.residual import Residual
+from jaxformer.config.residual.protocol import Residual
 from jaxformer.config.rope_scaling import RopeScaling
 from jaxformer.config.segments import Segments, find_segments
 from jaxformer.config.serialization import python_source
@@ -311,6 +311,7 @@ class TransformerConfig(Checked):
             topology=self._tiny_topology(),
             embedding=self.embedding.resized(*widths),
             layer_embedding=self.layer_embedding and shrink(self.layer_embedding),
+            residual=self.residual and self.residual.tiny(),
             head=self.head.resized(*widths, vocab_size),
         )
 

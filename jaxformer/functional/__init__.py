@@ -171,6 +171,14 @@ from jaxformer.functional.sampling import seen_tokens as seen_tokens
 from jaxformer.functional.selective_scan import SelectiveScan as SelectiveScan
 from jaxformer.functional.selective_scan import selective_scan as selective_scan
 from jaxformer.functional.sinusoidal import sinusoidal_positions as sinusoidal_positions
+from jaxformer.functional.streams import altup_correct as altup_correct
+from jaxformer.functional.streams import altup_predict as altup_predict
+from jaxformer.functional.streams import gated_streams as gated_streams
+from jaxformer.functional.streams import identity_hyper_connections as identity_hyper_connections
+from jaxformer.functional.streams import manifold_hyper_connections as manifold_hyper_connections
+from jaxformer.functional.streams import match_length as match_length
+from jaxformer.functional.streams import sinkhorn as sinkhorn
+from jaxformer.functional.streams import weighted_streams as weighted_streams
 
 # Public functions and types, without constants and modules.
 __all__ = sorted(

@@ -89,7 +89,7 @@ def logit_lens(
     if layers == "passes":
         if config.loop is None or tuned is not None:
             raise ValueError('layers="passes" needs a model with a Loop, and no tuned lens.')
-        depths = tuple(range(config.loop.passes))
+        depths = tuple(range(1, config.loop.passes + 1))
     else:
         depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
         outside = [i for i in depths if not 0 <= i <= depth]
@@ -102,9 +102,10 @@ def logit_lens(
     check_bytes(what, 4 * len(depths) * count * size, max_bytes, advice)
     config, params = merge_lora(config, params)
     recorded = trace(config, params, **arrays, dtype=dtype)
-    stream = depth_streams(config, recorded)
     if layers == "passes":
-        stream = getattr(recorded, stack).passes
+        looped: ResidualTrace = getattr(recorded, stack)
+        recorded = recorded._replace(**{stack: looped._replace(stream=looped.passes)})
+    stream = depth_streams(config, params, recorded)
     if tuned is not None:
         shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)
         if (tuned.kernel.shape, tuned.bias.shape) != shapes:
@@ -120,18 +121,26 @@ def logit_lens(
 
 
 def depth_streams(
-    config: c.TransformerConfig, recorded: ModelTrace
+    config: c.TransformerConfig, params: Params, recorded: ModelTrace
 ) -> Float[Array, "depths *batch T D"]:
     """Residual streams before the LM head: after 0, 1, ... layers.
 
+    Of several streams it is what the option's `end` makes of them.
+
     Raises:
-        ValueError: The model has no single stream that its final norm reads.
+        ValueError: The state of the residual option is no single array.
     """
-    if config.residual is not None and not config.residual.is_short:
-        name = type(config.residual).__name__
-        raise ValueError(f"A lens reads one residual stream, but {name} hands on another state.")
-    stack: ResidualTrace = getattr(recorded, head_stack(config))
-    return jnp.concatenate([stack.embeddings[None], stack.stream])
+    option, stack = config.residual, head_stack(config)
+    trace: ResidualTrace = getattr(recorded, stack)
+    if option is None or option.is_short:
+        return jnp.concatenate([trace.embeddings[None], trace.stream])
+    if not isinstance(option.state(config.model_dim), jax.ShapeDtypeStruct):
+        name = type(option).__name__
+        raise ValueError(f"A lens reads one residual stream, but {name} hands on several arrays.")
+    dtype = jnp.float32 if option.in_float32 else trace.embeddings.dtype
+    its = {k: x.astype(dtype) for k, x in params[stack].get("residual", {}).items()}
+    start = option.begin(trace.embeddings, its)
+    return option.end(jnp.concatenate([start[None], trace.stream]), its)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -214,7 +223,7 @@ def _update(
         ratios = log_probs - jax.nn.log_softmax(predicted)
         return jnp.mean(jnp.sum(jnp.where(probs > 0, probs * ratios, 0.0), axis=-1))
 
-    streams = depth_streams(config, recorded)[:-1]
+    streams = depth_streams(config, params, recorded)[:-1]
     losses, gradients = jax.lax.map(lambda pair: jax.value_and_grad(loss)(*pair), (lens, streams))
     with jax.numpy_dtype_promotion("standard"):
         changes, moments = optax.adam(learning_rate).update(gradients, moments, lens)

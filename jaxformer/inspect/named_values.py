@@ -69,11 +69,11 @@ def names(config: c.TransformerConfig) -> tuple[ValueName, ...]:
     """Names of the values that `run` records and patches, with their layers and shapes.
 
     `embeddings`, `stream`, `final_normed` and the branches are as in `ResidualTrace`. Of a
-    residual option with several streams, `stream` has them as an axis like heads, and
-    `read_by_attention` and others are what a branch reads of them. `query`,
-    `key` and `value` are what a mixer reads, after RoPE; `heads` is what its output projection
-    reads, `hidden` the neurons of a dense feed-forward. Names of an encoder-decoder's encoder start
-    with "encoder/". Custom mixers and routed experts have no values but their branch.
+    residual option with several streams, `stream` has them as an axis like heads, `stream_0` and
+    others are each of them, and `read_by_attention` and others are what a branch reads of them.
+    `query`, `key` and `value` are what a mixer reads, after RoPE; `heads` is what its output
+    projection reads, `hidden` the neurons of a dense feed-forward. Names of an encoder-decoder's
+    encoder start with "encoder/". Custom mixers and routed experts have no values but their branch.
 
     Args:
         config: The model.
@@ -116,7 +116,7 @@ def value_shapes(config: c.TransformerConfig) -> dict[str, dict[Layer, tuple[int
     ordered = [prefix + name for prefix in (ENCODER, "") for name in in_order]
     return {
         name: {layer: x.shape[1:] for layer, x in values[name].items()}
-        for name in ordered
+        for name in (*ordered, *values)
         if name in values
     }
 
@@ -146,7 +146,8 @@ def named_values(config: c.TransformerConfig, intermediates: Any) -> dict[str, d
         layers = unstack_layers(intermediates[stack])
         for name, path in STACK_VALUES.items():
             values[prefix + name] = {None: _follow(intermediates[stack], path)}
-        for name, path in LAYER_VALUES.items():
+        streams = {name: (name,) for x in layers for name in x if name.startswith("stream_")}
+        for name, path in (LAYER_VALUES | streams).items():
             layer_values: dict[Layer, Any] = {i: _follow(x, path) for i, x in enumerate(layers)}
             if by_layer := {i: x for i, x in layer_values.items() if x is not None}:
                 values[prefix + name] = by_layer
@@ -163,6 +164,7 @@ def _follow(tree: Any, path: tuple[str, ...]) -> Any:
 def path_of(config: c.TransformerConfig, name: str) -> tuple[c.Stack, tuple[str, ...], str | None]:
     """Stack of a value, its path in a layer or the stack, and the field of what is sown there."""
     stack: c.Stack = "encoder" if name.startswith(ENCODER) else head_stack(config)
-    *path, last = (STACK_VALUES | LAYER_VALUES)[name.removeprefix(ENCODER)]
+    own_name = name.removeprefix(ENCODER)
+    *path, last = (STACK_VALUES | LAYER_VALUES).get(own_name, (own_name,))
     sown_alone = not path or path[-1] != "attention_trace"
     return (stack, (*path, last), None) if sown_alone else (stack, tuple(path), last)

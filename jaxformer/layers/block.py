@@ -102,7 +102,8 @@ class Block(nn.Module):
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features")
             x = (x.astype(jnp.float32) * scalar[0]).astype(x.dtype)
-        stream = sow_stream(self, x if join is None else join(x))
+        num_streams = 0 if cfg.residual is None else cfg.residual.num_named_streams(cfg.model_dim)
+        stream = sow_stream(self, x if join is None else join(x), num_streams)
         return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
     def add_layer_embedding(

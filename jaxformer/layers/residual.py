@@ -13,7 +13,7 @@ from jaxformer import functional as F
 from jaxformer.checks import OptionError, named_errors, require_like, shown
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.custom_option import option_parameters
-from jaxformer.layers.runtime import RuntimeConfig, sow_and_perturb
+from jaxformer.layers.runtime import INTERMEDIATES, PERTURBATIONS, RuntimeConfig, sow_and_perturb
 
 AXES = "[rows, tokens, width]"
 Join = Callable[[Float[Array, "*batch T D"]], Any]
@@ -108,8 +108,16 @@ def end(
     return stream
 
 
-def sow_stream(module: nn.Module, state: Any) -> Any:
-    """Sow the first array of the state as the residual stream, and return the state, perturbed."""
+def sow_stream(module: nn.Module, state: Any, num_streams: int) -> Any:
+    """Sow the first array of the state as the residual stream, and return the state, perturbed.
+
+    Of an array of several streams, each is sown too.
+    """
     leaves, structure = jax.tree.flatten(state)
-    leaves[0] = sow_and_perturb(module, "residual_stream", leaves[0])
-    return jax.tree.unflatten(structure, leaves)
+    x = sow_and_perturb(module, "residual_stream", leaves[0])
+    names = [f"stream_{i}" for i in range(num_streams)]
+    is_patched = any(module.has_variable(PERTURBATIONS, name) for name in names)
+    if names and (is_patched or module.is_mutable_collection(INTERMEDIATES)):
+        streams = (sow_and_perturb(module, name, x[..., i, :]) for i, name in enumerate(names))
+        x = jnp.stack([*streams], axis=-2)
+    return jax.tree.unflatten(structure, [x, *leaves[1:]])

@@ -251,7 +251,7 @@ class Stack(nn.Module):
             )
             kv |= new_kv
             if run.pass_number is not None:
-                self.sow(INTERMEDIATES, "pass_outputs", x)
+                self.sow(INTERMEDIATES, "pass_outputs", jax.tree.leaves(x)[0])
         x = x if option is None else end(option, model_params, x, embedded)
         x = sow_and_perturb(self, "stack_output", x if norm is None else norm(x))
         new_caches: Any = {name: tuple(group) for name, group in caches.items()}

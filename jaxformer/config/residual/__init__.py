@@ -1,0 +1,1 @@
+"""Residual options: what flows through the depth, and how branches read and write it."""

@@ -1,0 +1,127 @@
+"""What holds of every residual option: a row of `CONFIGS` for each, with those of one's own."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxformer import Transformer, costs, inspect
+from jaxformer import config as c
+from jaxformer.config import TransformerConfig, from_json, to_json
+from jaxformer.generation import unroll
+from jaxformer.inspect import At, Replace
+from jaxformer.layers import empty_cache
+from tests.small_models import jitted_forward, random_params, rounding_error
+from tests.test_custom_options import after_a_step, texts
+from tests.test_custom_residual import LLAMA, DenseFormer, Highway, LayerScale, TwoStreams
+
+
+def of(option, **fields):
+    return replace(LLAMA, **{"residual": option, "num_layers": 3, **fields})
+
+
+CONFIGS = {
+    "own, serial": of(LayerScale()),
+    "own, sandwich": of(Highway(), norm_placement="sandwich"),
+    "own, parallel": of(LayerScale(), block="parallel"),
+    "own, norm after the sum": of(Highway(), block="parallel", norm_placement="post"),
+    "own, one norm": of(LayerScale(), block="parallel_shared_norm"),
+    "own, streams": of(TwoStreams()),
+    "own, streams, parallel": of(TwoStreams(), block="parallel"),
+    "own, history": of(DenseFormer()),
+    "hyper-connections": of(c.HyperConnections()),
+    "hyper-connections, fixed": of(c.HyperConnections(num_streams=3, dynamic=False)),
+    "manifold": of(c.ManifoldHyperConnections(num_streams=3, iterations=5)),
+    "manifold, mean": of(c.ManifoldHyperConnections(num_streams=2, output="mean")),
+    "identity": of(c.IdentityHyperConnections(num_streams=3, magnitude=2.0)),
+    "gated streams": of(c.GatedStreams(num_streams=3, rank=5), final_norm=False),
+    "altup": of(c.AltUp(num_streams=3)),
+}
+DEFAULT = ["own, history", "manifold"]
+BY_DEFAULT = pytest.mark.slow(but=DEFAULT)
+by_option = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@by_option
+@BY_DEFAULT
+def test_in_a_loop_unrolled_with_a_cache_and_packed(config):
+    """Also recomputed in the backward pass, and without stacked parameters."""
+    batch, params, run = texts(), random_params(config), jitted_forward(config)
+    tokens, segments, positions = (x[:2] for x in (batch.tokens, batch.segments, batch.positions))
+    packed = np.asarray(run(params, tokens, positions=positions, segments=segments))
+    whole = run(params, tokens)
+    bound = 3 * rounding_error(run, params, tokens)
+
+    def close(actual, expected):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+
+    close(jitted_forward(config, scan=False)(params, tokens), whole)
+    close(run(unroll(config, params), tokens), whole)
+    length, cache = tokens.shape[1], empty_cache(config, (2,), tokens.shape[1])
+    for split in (slice(0, length - 5), slice(length - 5, length)):
+        logits, cache = run(params, tokens[:, split], cache=cache)
+        close(logits, whole[:, split])
+    for row in range(2):
+        start = int((segments[row] == 1).sum())
+        alone = run(params, np.roll(tokens[row : row + 1], -start, axis=1))
+        close(packed[row, start:], np.asarray(alone)[0, : length - start])
+
+
+@by_option
+@pytest.mark.slow
+def test_it_trains_on_eight_devices_as_on_one(config):
+    actual = after_a_step(config, (("fsdp", 2), ("tensor", 2), ("context", 2)))
+    expected = after_a_step(config, (("data", 1),))
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    # Of hyper-connections, parameters moved by half of their last place move the step by 2e-4.
+    bound = 2e-4 if config.residual.in_float32 else 2e-5
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=bound), actual[1], expected[1])
+
+
+@by_option
+def test_it_is_counted_and_printed(config):
+    params = random_params(config)
+    assert costs.num_parameters(config) == sum(x.size for x in jax.tree.leaves(params))
+    assert from_json(TransformerConfig, to_json(config)) == config
+    own = {x.__name__: x for x in (LayerScale, Highway, TwoStreams, DenseFormer)}
+    assert eval(repr(config), {**vars(c), **own}) == config
+
+
+AS_A_SUM = "hyper-connections", "hyper-connections, fixed", "manifold", "manifold, mean", "identity"
+
+
+@pytest.mark.parametrize("name", AS_A_SUM)
+@pytest.mark.slow(but=["manifold"])
+def test_streams_begin_as_the_sum(name):
+    """All streams are alike at first, and the final norm does not see how many there are."""
+    config, tokens = CONFIGS[name], texts().tokens[:2, :9]
+    plain, its = (
+        jax.jit(Transformer(x).init)(jax.random.key(0), tokens)["params"]
+        for x in (of(None), config)
+    )
+    # Random kernels, which streams alike need to become different, move them by a hundredth.
+    kernels = [k for k in flatten_dict(its) if k[-1] == "kernel" and "residual" in k[-2]]
+    its = flatten_dict(its) | {k: 0 * flatten_dict(its)[k] for k in kernels}
+    expected = jitted_forward(of(None))(plain, tokens)
+    actual = jitted_forward(config)(unflatten_dict(its), tokens)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_a_lens_reads_what_the_end_makes_of_streams_and_each_stream_has_a_name():
+    config, tokens = CONFIGS["own, streams"], texts().tokens[:1, :7]
+    params = random_params(config)
+    logits = inspect.logit_lens(config, params, tokens)
+    np.testing.assert_allclose(logits[-1], jitted_forward(config)(params, tokens), atol=1e-5)
+    run = inspect.run(config, params, tokens)
+    for i in range(2):
+        np.testing.assert_array_equal(
+            run.values[f"stream_{i}"][1], run.values["stream"][1][..., i, :]
+        )
+    other = inspect.run(config, random_params(config, 0.5), tokens)
+    by_name = {At("stream_1", layer=1): Replace(other)}
+    by_axis = {At("stream", layer=1, head=1): Replace(other)}
+    one, two = (inspect.run(config, params, tokens, patches=x).logits for x in (by_name, by_axis))
+    np.testing.assert_array_equal(one, two)
+    assert np.abs(one - run.logits).max() > 1e-3
