@@ -79,8 +79,13 @@ from jaxformer.config.residual.streams import GatedStreams as GatedStreams
 from jaxformer.config.residual.streams import HyperConnections as HyperConnections
 from jaxformer.config.residual.streams import IdentityHyperConnections as IdentityHyperConnections
 from jaxformer.config.residual.streams import ManifoldHyperConnections as ManifoldHyperConnections
+from jaxformer.config.residual.sums import BranchScale as BranchScale
 from jaxformer.config.residual.sums import DeepNorm as DeepNorm
 from jaxformer.config.residual.sums import DepthScaledSum as DepthScaledSum
+from jaxformer.config.residual.sums import Laurel as Laurel
+from jaxformer.config.residual.sums import ResidualGate as ResidualGate
+from jaxformer.config.residual.sums import ResidualScaling as ResidualScaling
+from jaxformer.config.residual.sums import SphericalInterpolation as SphericalInterpolation
 from jaxformer.config.residual.sums import WeightedSum as WeightedSum
 from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
 from jaxformer.config.rope_scaling import LinearScaling as LinearScaling

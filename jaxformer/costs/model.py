@@ -98,9 +98,14 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
     option = config.residual
     if option is None:
         return 0
-    branches = bool(layer.attention.parts) + layer.feed_forward.is_branch
-    is_one = option.per == "layer" or config.block != "serial"
-    return option.flops(config.model_dim, length) * (1 if is_one else branches)
+    present = {
+        "attention": bool(layer.attention.parts),
+        "feed_forward": layer.feed_forward.is_branch,
+    }
+    serial = [name for name, is_there in present.items() if is_there]
+    branches = ["layer", *(serial if config.block == "serial" else ["branches"])]
+    joins = filter(None, map(option.of_branch, branches))
+    return sum(join.flops(config.model_dim, length) for join in joins)
 
 
 def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.Layer, bool]]:

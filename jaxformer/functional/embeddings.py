@@ -153,20 +153,23 @@ def check_positions(
 
 
 @typechecked
-def unit_vectors(x: Float[Array, "*batch"], *, axis: int = -1) -> Float[Array, "*batch"]:
-    """Divide vectors by their length, x / max(sqrt(sum(x ** 2)), 1e-12).
+def unit_vectors(
+    x: Float[Array, "*batch"], *, axis: int = -1, eps: float = 0.0
+) -> Float[Array, "*batch"]:
+    """Divide vectors by their length, x / max(sqrt(sum(x ** 2) + eps), 1e-12).
 
     Args:
         x: Vectors in any float dtype.
         axis: Axis of the features.
+        eps: Added to the square of the length.
 
     Returns:
         Vectors of length 1, in the dtype of `x`; vectors of zeros stay as they are.
 
     References:
         Yang et al., Baichuan 2: Open Large-scale Language Models, 2023. arXiv:2309.10305, section
-        2.5 (NormHead)
+        2.5 (NormHead); Loshchilov et al., nGPT, 2024. arXiv:2410.01131 (with an epsilon)
     """
     wide = x.astype(jnp.float32)
     squares = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    return (wide * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))).astype(x.dtype)
+    return (wide * jax.lax.rsqrt(jnp.maximum(squares + eps, 1e-24))).astype(x.dtype)

@@ -72,7 +72,7 @@ class Block(nn.Module):
         Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
-        around_layer = cfg.residual is not None and cfg.residual.per == "layer"
+        around_layer = cfg.residual is not None and cfg.residual.of_branch("layer") is not None
         x, join = self.read(stream, "layer", state) if around_layer else (stream, None)
         reduces_together = reduces_branches_together(cfg, layer)
         attention = self.make_attention(keep_partial_sums=reduces_together)
@@ -224,9 +224,10 @@ class Block(nn.Module):
         norm_placement is "post". The branch "" is the sum of parallel branches.
         """
         option, prefix = self.config.residual, f"{branch}_" if branch else ""
+        option = option and option.of_branch(branch or "branches")
         x: Any = stream
         join: Join = partial(add, stream)
-        if option is not None and (option.per == "branch" or branch == "layer"):
+        if option is not None:
             name = f"{prefix}residual"
             params = ResidualParameters(option, self.runtime, self.config.model_dim, name=name)()
             x, join = read(
@@ -244,6 +245,7 @@ class Block(nn.Module):
     def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
         """Norm before a branch, if the placement has one and the branch has none."""
         option = self.config.residual
+        option = option and option.of_branch("branches" if norm == "norm" else norm[:-5])
         if option is not None and option.norms_input:
             return x
         if norm == "feed_forward_norm" and self.layer_config.feed_forward.has_norms:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxformer import functional as F
 from jaxformer.checks import Checked, NotNegative, Positive, Rate
 from jaxformer.layers.parameter_metadata import ParameterRole
 from jaxformer.training.adafactor import scale_by_adafactor
@@ -144,6 +145,7 @@ class OptimizerConfig(Checked):
         decay_roles: Roles of the parameters that have weight decay.
         selection_bias_rate: Change of the bias by which a router chooses experts, at each update:
             up for experts with less than the mean load, down for experts with more.
+        unit_vectors: Whether each update ends with `keep_unit_vectors` (nGPT).
     """
 
     schedule: Schedule
@@ -151,6 +153,7 @@ class OptimizerConfig(Checked):
     clip_norm: Positive | None = 1.0
     decay_roles: tuple[ParameterRole, ...] = ("kernel", "head")
     selection_bias_rate: NotNegative = 0.001
+    unit_vectors: bool = False
 
 
 def make_optimizer(
@@ -182,6 +185,8 @@ def make_optimizer(
     stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, rest)
     schedule = make_schedule(config.schedule, total_steps)
     stages["learning_rate"] = optax.scale_by_learning_rate(schedule)
+    if config.unit_vectors:
+        stages["unit_vectors"] = keep_unit_vectors(rest)
     optimizer = run_in_float32(optax.named_chain(*stages.items()))
     if not any(jax.tree.leaves(is_bias)):
         return optimizer
@@ -203,6 +208,26 @@ def balance_load(rate: float) -> optax.GradientTransformation:
     return optax.stateless(
         lambda updates, params: jax.tree.map(lambda g: -rate * jnp.sign(g), updates)
     )
+
+
+def keep_unit_vectors(metadata: Any) -> optax.GradientTransformation:
+    """Make all vectors of the model's width in kernels, embeddings and head of length one.
+
+        parameter + update <- unit_vectors(parameter + update)      along the axis "model"
+
+    References:
+        Loshchilov et al., nGPT: Normalized Transformer with Representation Learning on the
+        Hypersphere, 2024. arXiv:2410.01131, section 2.6
+    """
+
+    def change(update: Any, parameter: Any, its: Any) -> Any:
+        is_matrix = its.role in ("kernel", "embedding", "head")
+        if not is_matrix or its.logical_axes.count("model") != 1:
+            return update
+        axis = its.logical_axes.index("model")
+        return F.unit_vectors(parameter + update, axis=axis) - parameter
+
+    return optax.stateless(lambda updates, params: jax.tree.map(change, updates, params, metadata))
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:

@@ -976,6 +976,20 @@ OTHERS = [
     change(norm_placement="sandwich", post_norm=c.RMSNorm(eps=0.1), last_norm=c.LayerNorm()),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
     change(loop=c.Loop(passes=3, start=1, stop=2, enter="sum")),
+    change(
+        residual=c.ManifoldHyperConnections(
+            num_streams=2, iterations=3, output="mean", eps=0.1, norm_eps=0.2
+        )
+    ),
+    change(
+        residual=c.IdentityHyperConnections(num_streams=2, magnitude=1.5, eps=0.1, norm_eps=0.2)
+    ),
+    change(residual=c.GatedStreams(num_streams=2, rank=3, norm_eps=0.2)),
+    change(residual=c.AltUp(num_streams=2, norm_eps=0.2, branches=c.Laurel(rank=3, norm_eps=0.1))),
+    change(residual=c.BranchScale(over="branch", start=0.0)),
+    change(residual=c.ResidualGate(temperature=0.7)),
+    change(residual=c.ResidualScaling()),
+    change(residual=c.SphericalInterpolation(initial_rate=0.3, parameter_scale=0.2, eps=0.1)),
     change(residual=c.WeightedSum(attention=(2.0, 0.5), recurrent=(1.5, 1), feed_forward=(1, 3.0))),
     replace(
         BASE,

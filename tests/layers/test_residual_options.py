@@ -38,6 +38,13 @@ CONFIGS = {
     "identity": of(c.IdentityHyperConnections(num_streams=3, magnitude=2.0)),
     "gated streams": of(c.GatedStreams(num_streams=3, rank=5), final_norm=False),
     "altup": of(c.AltUp(num_streams=3)),
+    "altup, laurel": of(c.AltUp(num_streams=2, branches=c.Laurel(rank=5))),
+    "layer scale": of(c.BranchScale(start=0.5)),
+    "rezero": of(c.BranchScale(over="branch"), block="parallel_shared_norm"),
+    "gate": of(c.ResidualGate(), norm_placement="sandwich"),
+    "scaling": of(c.ResidualScaling()),
+    "interpolation": of(c.SphericalInterpolation(), final_norm=False),
+    "laurel": of(c.Laurel(rank=5)),
 }
 DEFAULT = ["own, history", "manifold"]
 BY_DEFAULT = pytest.mark.slow(but=DEFAULT)

@@ -12,7 +12,7 @@ import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxformer import zoo
-from jaxformer.config import Decay, Differential, Latent, SharedKV
+from jaxformer.config import BranchScale, Decay, Differential, Latent, SharedKV
 from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.parallel import ParameterMetadata, parameter_metadata
 from jaxformer.training.optimizers import (
@@ -25,6 +25,7 @@ from jaxformer.training.optimizers import (
     make_optimizer,
 )
 from jaxformer.training.schedules import Constant, Cosine, make_schedule
+from tests.small_models import random_params
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 GOLDEN = json.loads((GOLDEN_FOLDER / "optimizers.json").read_text())
@@ -420,3 +421,28 @@ def test_every_optimizer_goes_downhill(optimizer, params):
 def test_impossible_settings_are_refused_with_their_numbers(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_vectors_of_the_models_width_keep_length_one():
+    """Of kernels, embeddings and head, after the update; vectors of features have none."""
+    config = dataclasses.replace(zoo.get("llama-2-7b").tiny(), residual=BranchScale(start=0.5))
+    params, metadata = random_params(config), parameter_metadata(config)
+    gradients = jax.tree.map(lambda x: np.float32(1.5 * np.cos(x)), params)
+    rule = OptimizerConfig(
+        schedule=Constant(peak=0.1), optimizer=SGD(momentum=0.0), clip_norm=None, unit_vectors=True
+    )
+    optimizer = make_optimizer(rule, 3, metadata)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+    seen = set()
+    for (path, m), p, g, update in zip(
+        tree_leaves_with_path(metadata),
+        *map(jax.tree.leaves, (params, gradients, updates)),
+        strict=True,
+    ):
+        expected = np.float64(p) - 0.1 * np.float64(g)
+        if m.num_output_axes or m.role == "embedding":
+            axis = m.logical_axes.index("model")
+            expected /= np.sqrt((expected**2).sum(axis, keepdims=True))
+            seen.add((m.role, axis))
+        np.testing.assert_allclose(p + update, expected, atol=1e-6, err_msg=keystr(path))
+    assert seen == {("kernel", 1), ("kernel", 2), ("kernel", 3), ("embedding", 1), ("head", 0)}

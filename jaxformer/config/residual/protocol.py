@@ -93,6 +93,10 @@ class Residual(Option, protocol=True):
         matrices = (x for x in self.parameters(model_dim).values() if parse_logical_axes(x.axes)[1])
         return sum(2 * length * math.prod(x.shape) for x in matrices)
 
+    def of_branch(self, branch: str) -> "Residual | None":
+        """The option that joins a branch, or the whole "layer"; None is the sum."""
+        return self if (self.per == "layer") == (branch == "layer") else None
+
     @property
     def is_short(self) -> bool:
         """Whether the stream itself is the state, and is what every branch reads."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer import functional as F
-from jaxformer.checks import NotNegative, Positive, Size
+from jaxformer.checks import NotNegative, Positive, Size, require
 from jaxformer.config.parameter import Parameter
 from jaxformer.config.residual.protocol import Place, Residual
 from jaxformer.config.tiny import shrink
@@ -275,6 +275,7 @@ class AltUp(Residual):
 
     Attributes:
         num_streams: Streams of a token.
+        branches: How the branches inside a layer join its stream; None is their sum.
         norm_eps: Epsilon of the router's norm.
 
     References:
@@ -283,9 +284,23 @@ class AltUp(Residual):
     """
 
     per = "layer"
+    tiny = shrink
 
     num_streams: Size = 4
+    branches: Residual | None = None
     norm_eps: Positive = 1e-6
+
+    def __post_init__(self):
+        super().__post_init__()
+        inner = self.branches
+        has_state = inner is not None and (
+            inner.per == "layer" or type(inner).begin is not Residual.begin
+        )
+        require(not has_state, f"AltUp.branches must have one stream; got {inner}.")
+
+    def of_branch(self, branch: str) -> Residual | None:
+        """Itself around a layer, and `branches` inside."""
+        return self if branch == "layer" else self.branches and self.branches.of_branch(branch)
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Router, and the maps from it to weights of prediction and correction."""
