@@ -103,8 +103,9 @@ def logit_lens(
     config, params = merge_lora(config, params)
     recorded = trace(config, params, **arrays, dtype=dtype)
     if layers == "passes":
-        looped: ResidualTrace = getattr(recorded, stack)
-        recorded = recorded._replace(**{stack: looped._replace(stream=looped.passes)})
+        looped: Any = getattr(recorded, stack)
+        by_pass: Any = {stack: looped._replace(stream=looped.passes)}
+        recorded = recorded._replace(**by_pass)
     stream = depth_streams(config, params, recorded)
     if tuned is not None:
         shapes = (depth, *2 * (config.model_dim,)), (depth, config.model_dim)

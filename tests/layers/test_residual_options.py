@@ -35,6 +35,7 @@ CONFIGS = {
     "hyper-connections, fixed": of(c.HyperConnections(num_streams=3, dynamic=False)),
     "manifold": of(c.ManifoldHyperConnections(num_streams=3, iterations=5)),
     "manifold, mean": of(c.ManifoldHyperConnections(num_streams=2, output="mean")),
+    "manifold, in a loop": of(c.ManifoldHyperConnections(), loop=c.Loop(passes=2, start=1)),
     "identity": of(c.IdentityHyperConnections(num_streams=3, magnitude=2.0)),
     "gated streams": of(c.GatedStreams(num_streams=3, rank=5), final_norm=False),
     "altup": of(c.AltUp(num_streams=3)),
