@@ -72,6 +72,10 @@ from jaxformer.config.positions import Sinusoid as Sinusoid
 from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL
 from jaxformer.config.positions import Window as Window
+from jaxformer.config.residual.history import AttentionResiduals as AttentionResiduals
+from jaxformer.config.residual.history import DepthWeightedAverage as DepthWeightedAverage
+from jaxformer.config.residual.history import EmbeddingSkip as EmbeddingSkip
+from jaxformer.config.residual.history import UNetSkips as UNetSkips
 from jaxformer.config.residual.protocol import Place as Place
 from jaxformer.config.residual.protocol import Residual as Residual
 from jaxformer.config.residual.streams import AltUp as AltUp

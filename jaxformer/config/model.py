@@ -311,7 +311,7 @@ class TransformerConfig(Checked):
             topology=self._tiny_topology(),
             embedding=self.embedding.resized(*widths),
             layer_embedding=self.layer_embedding and shrink(self.layer_embedding),
-            residual=self.residual and self.residual.tiny(),
+            residual=self.residual and self.residual.resized(len(layers)),
             head=self.head.resized(*widths, vocab_size),
         )
 

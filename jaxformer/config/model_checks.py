@@ -6,6 +6,7 @@ from jaxformer.checks import require
 from jaxformer.config.attention.checks import check_shared_bias
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.positions import BlockSparse, Sinusoid, TransformerXL
+from jaxformer.config.residual.history import History
 from jaxformer.config.segments import kv_sources
 from jaxformer.config.topology import Decoder
 
@@ -131,6 +132,17 @@ def check_residual(config: Any) -> None:
     option = config.residual
     if option is None or option.is_short:
         return
+    depths = {len(layers) for layers in config.stacks.values()}
+    require(
+        not isinstance(option, History) or depths == {option.num_layers},
+        f"{option} needs stacks of so many layers; got {', '.join(map(str, sorted(depths)))}.",
+    )
+    require(
+        config.block == "serial"
+        or option.of_branch("attention") is None
+        or option.of_branch("branches") is not None,
+        f"{option} joins attention alone, so block must be 'serial'; got {config.block!r}.",
+    )
     placements = {layer.norm_placement for layer in config.layers + config.encoder_layers}
     name = type(option).__name__
     require(
@@ -167,6 +179,14 @@ def check_loop(config: Any) -> None:
         "Layers with cross_layer_kv read an earlier layer, which in a Loop runs several times.",
     )
     require(
+        not isinstance(config.residual, History),
+        f"{config.residual} hands on what each layer gives once, so there must be no Loop.",
+    )
+    require(
+        loop.start > 0 or not any(layer.attention.value_residual for layer in config.layers),
+        "Layers with value_residual read layer 0, so Loop.start must be at least 1; got 0.",
+    )
+    require(
         loop.enter == "last" or config.residual is None or config.residual.is_short,
         f"Loop.enter={loop.enter!r} needs a single stream; {type(config.residual).__name__} has "
         "none.",
@@ -195,11 +215,28 @@ def check_kv_sources(config: Any) -> None:
             f"Layer {i} reads keys and values of layer {source}, so both need the same positions, "
             f"num_kv_heads, head_dim and value_dim; got {heads} and {source_heads}.",
         )
-    uses = [config.layer_embedding is not None, bool(kv_sources(config.layers))]
+    check_value_residual(config)
+    has_residual = any(layer.attention.value_residual for layer in config.layers)
+    uses = [config.layer_embedding is not None, bool(kv_sources(config.layers)), has_residual]
     require(
         not (any(uses) and config.topology.is_encoder_decoder),
-        "layer_embedding and cross_layer_kv need a Decoder or an Encoder; got an EncoderDecoder.",
+        "value_residual, layer_embedding and cross_layer_kv need a Decoder or an Encoder; got an "
+        "EncoderDecoder.",
     )
+
+
+def check_value_residual(config: Any) -> None:
+    """Check that each layer with `value_residual` has values, and layer 0 values to add to them."""
+    first = config.layers[0].attention
+    is_source = isinstance(first, MultiHead) and not first.value_residual
+    for attention in {layer.attention for layer in config.layers if layer.attention.value_residual}:
+        widths = attention.num_kv_heads, attention.value_width
+        source = (first.num_kv_heads, first.value_width) if is_source else type(first).__name__
+        require(
+            widths == source and not attention.cross_layer_kv,
+            "MultiHead.value_residual needs projections to values, and a layer 0 of MultiHead "
+            f"without it whose num_kv_heads and value_dim are the same; got {widths} and {source}.",
+        )
 
 
 def check_masked_ids(config: Any) -> None:

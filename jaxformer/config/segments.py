@@ -62,13 +62,15 @@ def find_segments(layers: tuple[Layer, ...]) -> Segments:
     """Find the pattern that repeats, such that as few layers as possible are compiled.
 
     Layers before the pattern need two repetitions of it. A layer that reads keys and values of an
-    earlier one (`MultiHead.cross_layer_kv`) finds them before the pattern or in its own repetition.
+    earlier one (`MultiHead.cross_layer_kv`) finds them before the pattern or in its own repetition,
+    and so do layers with a `value_residual` those of layer 0.
     If nothing repeats, all layers are one repetition, or all from the first such reader on.
     """
     numbers = dict[Layer, int]()
     ids = [numbers.setdefault(layer, len(numbers)) for layer in layers]
-    sources = kv_sources(layers)
-    reader = min(sources, default=0)
+    sources = {i: 0 for i, layer in enumerate(layers) if layer.attention.value_residual}
+    pairs = [*kv_sources(layers).items(), *sources.items()]
+    reader = min((reader for reader, _ in pairs), default=0)
     best = Segments(reader, len(layers) - reader, 1, 0)
     for first in range(len(layers)):
         for period in range(1, best.num_compiled - first):
@@ -77,7 +79,7 @@ def find_segments(layers: tuple[Layer, ...]) -> Segments:
                 (not first or segments.repeats > 1)
                 and (segments.num_compiled, first) <= (best.num_compiled, best.first)
                 and all(x == y for x, y in zip(ids[first:], ids[first + period :], strict=False))
-                and all(segments.shares(*pair) for pair in sources.items())
+                and all(segments.shares(*pair) for pair in pairs)
             ):
                 best = segments
     return best

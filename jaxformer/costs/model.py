@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import jax
@@ -81,6 +81,8 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     elif config.head.transform is not None:
         total += 2 * length * d * d
     has_source = config.topology.is_encoder_decoder
+    if config.residual is not None:
+        total += config.residual.model_flops(d, length + has_source * source_length)
     if width is not None and has_source:
         total += 2 * source_length * width * d
     for layer, reads_source in _layers(config):
@@ -98,11 +100,8 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
     option = config.residual
     if option is None:
         return 0
-    present = {
-        "attention": bool(layer.attention.parts),
-        "feed_forward": layer.feed_forward.is_branch,
-    }
-    serial = [name for name, is_there in present.items() if is_there]
+    has_branch = bool(layer.attention.parts), layer.feed_forward.is_branch
+    serial = compress(("attention", "feed_forward"), has_branch)
     branches = ["layer", *(serial if config.block == "serial" else ["branches"])]
     joins = filter(None, map(option.of_branch, branches))
     return sum(join.flops(config.model_dim, length) for join in joins)
@@ -264,9 +263,11 @@ def activation_bytes(
         raise ValueError(f"remat must be one of {REMAT_POLICIES}; got {remat!r}.")
     tokens, source = batch * length // context, batch * source_length // context
     devices = tensor, context, expert_capacity_factor
-    saved, peak_layer = 0.0, 0.0
+    peak_layer = 0.0
     d = config.model_dim
-    further_streams = 0 if config.residual is None else config.residual.state_width(d) - d
+    option = config.residual
+    further_streams = 0 if option is None else option.saved_width(d)
+    saved = 0.0 if option is None else float(tokens * option.shared_width(d))
     for layer, reads_source in _layers(config):
         stack_tokens, keys = (source, source_length) if reads_source else (tokens, length)
         saved += stack_tokens * _saved_per_token(layer, d, keys, remat, *devices, platform)
@@ -275,9 +276,9 @@ def activation_bytes(
         if context > 1:  # keys and values of another device, and their gradients
             widths = layer.attention.activation_widths(d, tensor)
             layer_total += 4 * widths.ring_payload
-        if (option := config.layer_embedding) is not None:
-            saved += stack_tokens * option.activation_width(d, remat)
-            layer_total += option.activation_width(d, "none")
+        if (embedding := config.layer_embedding) is not None:
+            saved += stack_tokens * embedding.activation_width(d, remat)
+            layer_total += embedding.activation_width(d, "none")
         peak_layer = max(peak_layer, stack_tokens * layer_total)
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
     return round((saved + peak_layer) * bytes_per_number) + logits

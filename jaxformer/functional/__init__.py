@@ -99,6 +99,9 @@ from jaxformer.functional.convolution import causal_convolution as causal_convol
 from jaxformer.functional.decay import DecayRates as DecayRates
 from jaxformer.functional.decay import decay_attention as decay_attention
 from jaxformer.functional.decay import decay_rates as decay_rates
+from jaxformer.functional.depth_attention import attend_to_depth as attend_to_depth
+from jaxformer.functional.depth_attention import attend_to_history as attend_to_history
+from jaxformer.functional.depth_attention import history_at_end as history_at_end
 from jaxformer.functional.embeddings import check_positions as check_positions
 from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed

@@ -135,7 +135,7 @@ def depth_streams(
     trace: ResidualTrace = getattr(recorded, stack)
     if option is None or option.is_short:
         return jnp.concatenate([trace.embeddings[None], trace.stream])
-    if not isinstance(option.state(config.model_dim), jax.ShapeDtypeStruct):
+    if not isinstance(option.state_shapes(config.model_dim), jax.ShapeDtypeStruct):
         name = type(option).__name__
         raise ValueError(f"A lens reads one residual stream, but {name} hands on several arrays.")
     dtype = jnp.float32 if option.in_float32 else trace.embeddings.dtype

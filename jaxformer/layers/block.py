@@ -102,8 +102,7 @@ class Block(nn.Module):
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features")
             x = (x.astype(jnp.float32) * scalar[0]).astype(x.dtype)
-        num_streams = 0 if cfg.residual is None else cfg.residual.num_named_streams(cfg.model_dim)
-        stream = sow_stream(self, x if join is None else join(x), num_streams)
+        stream = sow_stream(self, x if join is None else join(x), state.stack_input)
         return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
     def add_layer_embedding(
@@ -230,12 +229,9 @@ class Block(nn.Module):
         if option is not None:
             name = f"{prefix}residual"
             params = ResidualParameters(option, self.runtime, self.config.model_dim, name=name)()
-            x, join = read(
-                option,
-                params,
-                stream,
-                c.Place(state.layer, branch or "branches", self.layer_config.attention),
-            )
+            kind = self.layer_config.attention
+            place = c.Place(state.layer, branch or "branches", kind, state.stack_input)
+            x, join = read(option, params, stream, place)
             if not option.is_short:
                 x = sow_and_perturb(self, f"read_by_{branch or 'branches'}", x)
         if self.layer_config.norm_placement != "post" or branch == "layer":

@@ -243,8 +243,10 @@ class LayerState(NamedTuple):
         cross_attention: Keys and values of the encoder's output, if they are cached.
         kv: Keys and values that later layers with `cross_layer_kv` read, by the window of these
             layers. A layer with this window and keys of its own replaces them; None until then.
+            "layer 0" has those of its new tokens, for layers with a `value_residual`.
         embedding: Embedding of each token for this layer, if there are any.
         layer: Number of the layer, if its residual connection or its attention needs it.
+        stack_input: Embeddings of the tokens, if there is a residual option.
     """
 
     cache: SelfAttentionCache = None
@@ -253,6 +255,7 @@ class LayerState(NamedTuple):
     kv: dict[str, KVCache | None] = {}
     embedding: Float[Array, "*batch T E"] | None = None
     layer: int | Int[Array, ""] | None = None
+    stack_input: Float[Array, "*batch T D"] | None = None
 
 
 NO_STATE = LayerState()

@@ -70,7 +70,8 @@ def check_read(
     name, declared = f"{type(option).__name__}.read", option.parameters(x.shape[-1])
     dtype = jnp.float32 if option.in_float32 else x.dtype
     params = {key: jax.ShapeDtypeStruct(one.shape, dtype) for key, one in declared.items()}
-    place = c.Place(jnp.int32(0), "layer" if option.per == "layer" else "attention", attention)
+    branch = "layer" if option.per == "layer" else "attention"
+    place = c.Place(jnp.int32(0), branch, attention, x)
     with named_errors(name):
         read, _ = jax.eval_shape(lambda s, p: option.read(s, p, place), state, params)
     require_like(name, AXES, read, x.shape, x.dtype)
@@ -108,14 +109,15 @@ def end(
     return stream
 
 
-def sow_stream(module: nn.Module, state: Any, num_streams: int) -> Any:
+def sow_stream(module: nn.Module, state: Any, stack_input: Array | None) -> Any:
     """Sow the first array of the state as the residual stream, and return the state, perturbed.
 
     Of an array of several streams, each is sown too.
     """
     leaves, structure = jax.tree.flatten(state)
     x = sow_and_perturb(module, "residual_stream", leaves[0])
-    names = [f"stream_{i}" for i in range(num_streams)]
+    has_streams = stack_input is not None and x.ndim > stack_input.ndim
+    names = [f"stream_{i}" for i in range(x.shape[-2] if has_streams else 0)]
     is_patched = any(module.has_variable(PERTURBATIONS, name) for name in names)
     if names and (is_patched or module.is_mutable_collection(INTERMEDIATES)):
         streams = (sow_and_perturb(module, name, x[..., i, :]) for i, name in enumerate(names))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.collectives import TENSOR_SUM_REMAT_NAME
+from jaxformer.functional.depth_attention import HISTORY_REMAT_NAME
 from jaxformer.functional.grouped_gemm import GROUPED_MATMUL_REMAT_NAME
 from jaxformer.layers.attention.inputs import (
     NO_INPUTS,
@@ -59,9 +60,10 @@ REMAT_POLICIES = {
             F.BLOCKWISE_REMAT_NAME,
             F.KERNEL_REMAT_NAME,
             GROUPED_MATMUL_REMAT_NAME,
+            HISTORY_REMAT_NAME,
         ),
     ),
-    "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME),
+    "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME, HISTORY_REMAT_NAME),
 }
 NO_CACHE: Any = LayerCache(None)
 SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
@@ -74,12 +76,14 @@ class GroupInputs(NamedTuple):
         layers: Inputs of each layer; of the pattern, of one repetition.
         cache_updates: How the cache of each layer takes the new tokens.
         kv: Keys and values of layers before the group, as in `LayerState`.
+        stack_input: As in `LayerState`.
         earlier_repeats: Repetitions of earlier passes, whose caches come first; None in the first.
     """
 
     layers: tuple[LayerInputs, ...]
     cache_updates: tuple[CacheUpdate | None, ...]
     kv: dict[str, KVCache | None]
+    stack_input: Float[Array, "*batch T D"] | None
     earlier_repeats: int | None = None
 
 
@@ -155,6 +159,7 @@ class LayerGroup(nn.Module):
                 kv,
                 None if embeddings is None else embeddings[i],
                 self.number_of_layer(i, index),
+                inputs.stack_input,
             )
             x, state = layer(x, inputs.layers[k], state)
             kv = state.kv
@@ -216,6 +221,8 @@ class Stack(nn.Module):
             for i in run.layers
         }
         kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
+        if any(x.attention.value_residual for x in layers):
+            kv["layer 0"] = None
         x = sow_and_perturb(self, "stack_input", x)
         option, model_params = self.config.residual, dict[str, Array]()
         if option is not None and option.model_parameters(x.shape[-1]):
@@ -238,7 +245,12 @@ class Stack(nn.Module):
             elif run.pass_number is not None:
                 x = self.enter_loop(x, loop_input, norm)
             updates = (tokens.cache_updates.get(layers[i].window) for i in run.layers)
-            group_inputs = GroupInputs(tuple(inputs[i] for i in run.layers), tuple(updates), kv)
+            group_inputs = GroupInputs(
+                tuple(inputs[i] for i in run.layers),
+                tuple(updates),
+                kv,
+                embedded if option else None,
+            )
             place = slice(run.first_cache, run.first_cache + len(run.layers))
             x, caches[run.group][place], new_kv = self.run_group(
                 groups[run.group],

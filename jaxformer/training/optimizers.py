@@ -221,8 +221,7 @@ def keep_unit_vectors(metadata: Any) -> optax.GradientTransformation:
     """
 
     def change(update: Any, parameter: Any, its: Any) -> Any:
-        is_matrix = its.role in ("kernel", "embedding", "head")
-        if not is_matrix or its.logical_axes.count("model") != 1:
+        if its.role in ("vector", "adapter") or its.logical_axes.count("model") != 1:
             return update
         axis = its.logical_axes.index("model")
         return F.unit_vectors(parameter + update, axis=axis) - parameter

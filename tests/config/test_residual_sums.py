@@ -113,5 +113,7 @@ def test_altup_joins_branches_inside_a_layer_by_an_option_of_one_stream():
     assert outer.of_branch("layer") is outer
     assert outer.of_branch("attention") == c.Laurel()
     assert outer.of_branch("feed_forward") is None is c.AltUp().of_branch("attention")
+    with pytest.raises(ValueError, match=r"branches=Laurel\(.* joins attention alone.*'parallel'"):
+        replace(zoo.get("llama-2-7b"), residual=outer, block="parallel")
     with pytest.raises(ValueError, match="AltUp.branches must have one stream; got HyperConnec"):
         c.AltUp(branches=c.HyperConnections())

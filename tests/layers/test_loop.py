@@ -18,6 +18,7 @@ from jaxformer.config import (
     MoE,
     Router,
     TransformerConfig,
+    UNetSkips,
     cycles_of,
 )
 from jaxformer.config.serialization import from_json, to_json
@@ -186,6 +187,14 @@ def test_a_loop_is_printed_read_from_json_and_kept_at_test_size():
             "needs a single stream; HyperConnections has none",
         ),
         (dict(loop=Loop(passes=2, enter="final_norm"), final_norm=False), "final_norm=True"),
+        (dict(loop=Loop(passes=2), residual=UNetSkips(num_layers=3)), "there must be no Loop"),
+        (
+            dict(
+                loop=Loop(passes=2),
+                attention=(BASE.attention, replace(BASE.attention, value_residual=True)),
+            ),
+            "Loop.start must be at least 1; got 0",
+        ),
     ],
 )
 def test_impossible_loops(options, message):

@@ -26,6 +26,7 @@ class AttentionDefaults(Checked):
         output_gate: Gate on the outputs of the heads, if there is one.
         sub_norm: Norm of what the output projection reads, if there is one.
         cross_layer_kv: Whether an earlier layer provides the keys and values.
+        value_residual: Whether values are a sum with those of layer 0.
         depends_on_depth: Whether it reads the number of its layer.
     """
 
@@ -37,6 +38,7 @@ class AttentionDefaults(Checked):
     output_gate: OutputGate | None = None
     sub_norm: Norm | None = None
     cross_layer_kv: bool = False
+    value_residual: bool = False
     depends_on_depth = False
     num_heads: int
     head_dim: int

@@ -55,8 +55,9 @@ class HybridHeads(SideBySide):
         names = ", ".join(type(kind).__name__ for kind in self.kinds)
         require(len(self.kinds) > 1, f"HybridHeads.kinds must be two or more; got {names}.")
         require(
-            not any(kind.cross_layer_kv for kind in self.kinds),
-            "HybridHeads.kinds need keys and values of their own; got cross_layer_kv.",
+            not any(kind.cross_layer_kv or kind.value_residual for kind in self.kinds),
+            "HybridHeads.kinds need keys and values of their own; got cross_layer_kv or "
+            "value_residual.",
         )
         count = len(self._kinds_with_slots)
         require(

@@ -45,10 +45,13 @@ class MultiHead(GroupedHeads):
             that has the same window and projections of its own. This layer then caches nothing (KV
             sharing, cross-layer attention). The layer that it reads stands before all layers that
             repeat, or in the same repetition.
+        value_residual: Whether values are a learned sum of the layer's own and those of layer 0, at
+            first their mean (ResFormer). Layer 0 is another layer, without it.
 
     References:
         Brandon et al., Reducing Transformer Key-Value Cache Size with Cross-Layer Attention, 2024.
         arXiv:2405.12981, section 2 (cross_layer_kv)
+        Zhou et al., Value Residual Learning, 2024. arXiv:2410.17897, section 3 (value_residual)
         Wang et al., Foundation Transformers, 2022. arXiv:2210.06423, section 2.1 (sub_norm)
     """
 
@@ -70,6 +73,7 @@ class MultiHead(GroupedHeads):
     output_gate: OutputGate | None = None
     sub_norm: Norm | None = None
     cross_layer_kv: bool = False
+    value_residual: bool = False
 
     def __post_init__(self):
         super().__post_init__()

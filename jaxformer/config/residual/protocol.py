@@ -11,6 +11,8 @@ from jaxtyping import Array
 from jaxformer.config.parameter import Parameter, parse_logical_axes
 from jaxformer.config.registry import Option, unimplemented_method
 
+Params = Mapping[str, Array]
+
 
 class Place(NamedTuple):
     """Where a residual connection stands.
@@ -20,11 +22,13 @@ class Place(NamedTuple):
         branch: "attention", "cross_attention" or "feed_forward"; "branches" of parallel branches
             whose sum is written once; "layer" of an option around whole layers.
         attention: Attention kind of the layer.
+        embedding: What `begin` got, ``[*batch, T, D]``: memory has it once for all layers.
     """
 
     layer: Any
     branch: str
     attention: Any
+    embedding: Any = None
 
 
 class Residual(Option, protocol=True):
@@ -46,6 +50,8 @@ class Residual(Option, protocol=True):
         parameters(self, model_dim)                  dict from names to `Parameter`: of read, write
         model_parameters(self, model_dim)            of begin and end, once in the stack
         flops(self, model_dim, length)               FLOPs of one read and write
+        model_flops(self, model_dim, length)         of begin and end
+        of_branch(self, branch)                      the option of this branch; None is the sum
 
     A token must be treated alone: caches and context parallelism pass only some tokens. Every
     device has all of the state, so the axes of parameters are "model" and "features". Parallel
@@ -70,32 +76,37 @@ class Residual(Option, protocol=True):
         """Return no parameters."""
         return {}
 
-    def begin(self, x: Array, params: Mapping[str, Array]) -> Any:
+    def begin(self, x: Array, params: Params) -> Any:
         """Return the embeddings as the state."""
         return x
 
-    def read(self, state: Any, params: Mapping[str, Array], place: Place) -> tuple[Array, Any]:
+    def read(self, state: Any, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the state as what the branch reads, and hold it."""
         return state, state
 
-    def write(
-        self, state: Any, held: Any, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Any:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Any:
         """Join what was held and the branch by the short form."""
         return self(params, held, y)
 
-    def end(self, state: Any, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Any, params: Params) -> Array:
         """Return the state as the stream."""
         return state
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the products of the tokens with the matrices of `parameters`."""
-        matrices = (x for x in self.parameters(model_dim).values() if parse_logical_axes(x.axes)[1])
-        return sum(2 * length * math.prod(x.shape) for x in matrices)
+        return _matrix_flops(self.parameters(model_dim), length)
+
+    def model_flops(self, model_dim: int, length: int) -> int:
+        """FLOPs of begin and end, by the matrices of `model_parameters`."""
+        return _matrix_flops(self.model_parameters(model_dim), length)
 
     def of_branch(self, branch: str) -> "Residual | None":
         """The option that joins a branch, or the whole "layer"; None is the sum."""
         return self if (self.per == "layer") == (branch == "layer") else None
+
+    def resized(self, num_layers: int) -> "Residual":
+        """Return the option at test size, for another number of layers."""
+        return self.tiny()
 
     @property
     def is_short(self) -> bool:
@@ -103,7 +114,7 @@ class Residual(Option, protocol=True):
         own = type(self)
         return own.begin is Residual.begin and own.read is Residual.read and self.per == "branch"
 
-    def state(self, model_dim: int) -> Any:
+    def state_shapes(self, model_dim: int) -> Any:
         """Shapes of the state of one token, ``[1, 1, ...]``."""
         x = jax.ShapeDtypeStruct((1, 1, model_dim), jnp.float32)
         params = {
@@ -112,13 +123,19 @@ class Residual(Option, protocol=True):
         }
         return jax.eval_shape(self.begin, x, params)
 
-    def num_named_streams(self, model_dim: int) -> int:
-        """Streams in the first array of the state, if it has an axis of them; else 0."""
-        if self.is_short:
-            return 0
-        shape = jax.tree.leaves(self.state(model_dim))[0].shape[2:]
-        return shape[0] if len(shape) == 2 else 0
+    def saved_width(self, model_dim: int) -> int:
+        """Numbers of a token that each layer saves for its backward pass, besides the stream."""
+        return self.state_width(model_dim) - model_dim
+
+    def shared_width(self, model_dim: int) -> int:
+        """Numbers of a token that memory has once for all layers, with their gradients."""
+        return 0
 
     def state_width(self, model_dim: int) -> int:
         """Numbers of a token that the layers hand on."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.state(model_dim)))
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state_shapes(model_dim)))
+
+
+def _matrix_flops(parameters: Mapping[str, Parameter], length: int) -> int:
+    matrices = (x for x in parameters.values() if parse_logical_axes(x.axes)[1])
+    return sum(2 * length * math.prod(x.shape) for x in matrices)

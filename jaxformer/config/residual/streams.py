@@ -11,7 +11,7 @@ from jaxtyping import Array
 from jaxformer import functional as F
 from jaxformer.checks import NotNegative, Positive, Size, require
 from jaxformer.config.parameter import Parameter
-from jaxformer.config.residual.protocol import Place, Residual
+from jaxformer.config.residual.protocol import Params, Place, Residual
 from jaxformer.config.tiny import shrink
 
 
@@ -20,18 +20,11 @@ class Streams(Residual, protocol=True):
 
     num_streams: Size
 
-    def begin(self, x: Array, params: Mapping[str, Array]) -> Array:
+    def begin(self, x: Array, params: Params) -> Array:
         """Return copies of the embedding, ``[*batch, T, streams, D]``."""
         return jnp.repeat(x[..., None, :], self.num_streams, axis=-2)
 
-    def write(
-        self,
-        state: Array,
-        held: tuple[Array, Array],
-        y: Array,
-        params: Mapping[str, Array],
-        place: Place,
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Add the branch to the mixed streams by their weights, in the weights' dtype."""
         mixed, weights = held
         wide = mixed.astype(weights.dtype), y.astype(weights.dtype)
@@ -80,14 +73,12 @@ class HyperConnections(Streams):
             "output_scale": Parameter((1,), "features", 0.01),
         }
 
-    def read(
-        self, state: Array, params: Mapping[str, Array], place: Place
-    ) -> tuple[Array, tuple[Array, Array]]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the weighted sum of the streams; hold the mixed streams and the write weights."""
         number = 2 * place.layer + int(place.branch == "feed_forward")
         return F.hyper_connections(state, params, first=number % self.num_streams)
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the sum of the streams."""
         return jnp.sum(state, axis=-2)
 
@@ -118,7 +109,7 @@ class SigmoidStreams(Streams, protocol=True):
         """Weights of the sum at the end."""
         return _weights_of_streams(model_dim, self.num_streams, (self.start,))
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the weighted sum of the streams."""
         return F.weighted_streams(state, params, eps=self.eps, norm_eps=self.norm_eps)
 
@@ -162,13 +153,13 @@ class ManifoldHyperConnections(SigmoidStreams):
         """Weights of the sum at the end; the mean has none."""
         return {} if self.output == "mean" else super().model_parameters(model_dim)
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Any]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the weighted sum of the streams; hold the mixed streams and the write weights."""
         return F.manifold_hyper_connections(
             state, params, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps
         )
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the weighted sum or the mean of the streams."""
         return jnp.mean(state, axis=-2) if self.output == "mean" else super().end(state, params)
 
@@ -204,7 +195,7 @@ class IdentityHyperConnections(SigmoidStreams):
         starts = self.start, np.zeros(self.num_streams)
         return _weights_of_streams(model_dim, self.num_streams, starts)
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Any]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the weighted sum of the streams; hold the streams and the write weights."""
         return F.identity_hyper_connections(
             state, params, magnitude=self.magnitude, eps=self.eps, norm_eps=self.norm_eps
@@ -253,12 +244,12 @@ class GatedStreams(Streams):
         write = Parameter((n, model_dim, n), "features model -> features", 0.0)
         return {**self.model_parameters(model_dim), "write": write}
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Any]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the gated mean of the normalised streams; hold the streams and write weights."""
         x, weights = F.gated_streams(state, params, eps=self.norm_eps)
         return x, (state, weights)
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the gated mean of the normalised streams."""
         return F.gated_streams(state, params, eps=self.norm_eps)[0]
 
@@ -293,10 +284,8 @@ class AltUp(Residual):
     def __post_init__(self):
         super().__post_init__()
         inner = self.branches
-        has_state = inner is not None and (
-            inner.per == "layer" or type(inner).begin is not Residual.begin
-        )
-        require(not has_state, f"AltUp.branches must have one stream; got {inner}.")
+        is_plain = inner is None or (inner.per == "branch" and type(inner).begin is Residual.begin)
+        require(is_plain, f"AltUp.branches must have one stream; got {inner}.")
 
     def of_branch(self, branch: str) -> Residual | None:
         """Itself around a layer, and `branches` inside."""
@@ -318,28 +307,26 @@ class AltUp(Residual):
         names = "project", "unproject"
         return {f"{name}_{i}": matrix for name in names for i in range(1, self.num_streams)}
 
-    def begin(self, x: Array, params: Mapping[str, Array]) -> Array:
+    def begin(self, x: Array, params: Params) -> Array:
         """Return the embedding, and its projections of the same length."""
         return jnp.stack([x, *self._projected([x] * self.num_streams, params, "project")], axis=-2)
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Array]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Array]:
         """Return the first stream of the prediction; hold the prediction."""
         predicted = F.altup_predict(state, params, eps=self.norm_eps)
         return predicted[..., 0, :], predicted
 
-    def write(
-        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Correct the predicted streams by the layer's output."""
         return F.altup_correct(held, y, params, eps=self.norm_eps)
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the mean of the first stream and of the others, projected to its length."""
         streams = [state[..., i, :] for i in range(self.num_streams)]
         others = self._projected(streams, params, "unproject")
         return jnp.mean(jnp.stack([streams[0], *others]), axis=0)
 
-    def _projected(self, streams: list[Array], params: Mapping[str, Array], name: str) -> Any:
+    def _projected(self, streams: list[Array], params: Params, name: str) -> Any:
         """Projections of all streams but the first, of the first's length."""
         for i, stream in enumerate(streams[1:], start=1):
             yield F.match_length(stream @ params[f"{name}_{i}"], streams[0])

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from jaxformer import functional as F
 from jaxformer.checks import NotNegative, Positive, Size
 from jaxformer.config.parameter import Parameter
-from jaxformer.config.residual.protocol import Place, Residual
+from jaxformer.config.residual.protocol import Params, Place, Residual
 from jaxformer.config.tiny import shrink
 
 
@@ -33,7 +33,7 @@ class DeepNorm(Residual):
 
     alpha: Positive
 
-    def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
+    def __call__(self, params: Params, x: Array, y: Array) -> Array:
         """The sum."""
         return jnp.asarray(self.alpha, x.dtype) * x + y
 
@@ -56,9 +56,7 @@ class WeightedSum(Residual):
     recurrent: tuple[float, float] = (1.0, 1.0)
     feed_forward: tuple[float, float] = (1.0, 1.0)
 
-    def write(
-        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Add the branch by the weights of its kind."""
         mixer = self.attention if place.attention.main.has_scores else self.recurrent
         pair = self.feed_forward if place.branch == "feed_forward" else mixer
@@ -79,9 +77,7 @@ class DepthScaledSum(Residual):
         Reflection AI, Beam 1.0, 2026 (released code)
     """
 
-    def write(
-        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Add the branch by the weights of its place."""
         count = jnp.float32(2 * place.layer + (3 if place.branch == "feed_forward" else 2))
         stream, branch = jnp.sqrt(1 - 1 / count), jnp.sqrt(1 / count)
@@ -111,7 +107,7 @@ class BranchScale(Residual):
         shape, axes = ((model_dim,), "model") if self.over == "feature" else ((1,), "features")
         return {"scale": Parameter(shape, axes, self.start)}
 
-    def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
+    def __call__(self, params: Params, x: Array, y: Array) -> Array:
         """The sum."""
         return x + _along(params["scale"], y) * y
 
@@ -140,7 +136,7 @@ class ResidualGate(Residual):
         """The gate before its sigmoid."""
         return {"gate": Parameter((model_dim,), "model", 0.0)}
 
-    def __call__(self, params: Mapping[str, Array], x: Array, y: Array) -> Array:
+    def __call__(self, params: Params, x: Array, y: Array) -> Array:
         """The weighted sum."""
         gate = params["gate"] / self.temperature
         b = jax.nn.sigmoid(gate)
@@ -170,22 +166,20 @@ class ResidualScaling(Residual):
         """Bias and scale of the embeddings."""
         return _biases_and_scales(model_dim, "stream")
 
-    def begin(self, x: Array, params: Mapping[str, Array]) -> Array:
+    def begin(self, x: Array, params: Params) -> Array:
         """Return the scaled embeddings, in float32."""
         return _scaled(x, params, "stream").astype(jnp.float32)
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Array]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Array]:
         """Return the stream in the dtype of the model."""
         return self.end(state, params), state
 
-    def write(
-        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Add the scaled branch to the scaled stream."""
         wide = {name: x.astype(jnp.float32) for name, x in params.items()}
         return _scaled(held, wide, "stream") + _scaled(y.astype(jnp.float32), wide, "branch")
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the stream in the dtype of the model."""
         return state.astype(params["stream_scale"].dtype)
 
@@ -195,7 +189,7 @@ def _biases_and_scales(model_dim: int, *of: str) -> Mapping[str, Parameter]:
     return {f"{x}_{k}": Parameter((model_dim,), "model", v) for x in of for k, v in starts.items()}
 
 
-def _scaled(x: Array, params: Mapping[str, Array], name: str) -> Array:
+def _scaled(x: Array, params: Params, name: str) -> Array:
     return (x + _along(params[f"{name}_bias"], x)) * _along(params[f"{name}_scale"], x)
 
 
@@ -231,20 +225,18 @@ class SphericalInterpolation(Residual):
         """The rates, up to a factor."""
         return {"rate": Parameter((model_dim,), "model", self._scale(model_dim))}
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Array]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Array]:
         """Return the stream at length one, and hold it."""
         x = self.end(state, params)
         return x, x
 
-    def write(
-        self, state: Array, held: Array, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Go a part of the way to the branch."""
         rate = jnp.abs(params["rate"]) * (self.initial_rate / self._scale(y.shape[-1]))
         start, target = (x.astype(jnp.float32) for x in (held, F.unit_vectors(y, eps=self.eps)))
         return (start + _along(rate, y) * (target - start)).astype(y.dtype)
 
-    def end(self, state: Array, params: Mapping[str, Array]) -> Array:
+    def end(self, state: Array, params: Params) -> Array:
         """Return the stream at length one."""
         return F.unit_vectors(state, eps=self.eps)
 
@@ -288,16 +280,14 @@ class Laurel(Residual):
             "post_norm": Parameter((model_dim,), "model", 1.0),
         }
 
-    def read(self, state: Array, params: Mapping[str, Array], place: Place) -> tuple[Array, Any]:
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Any]:
         """Return the normalised stream; hold it and the stream."""
         x = F.rms_norm(state, params["norm"], eps=self.norm_eps)
         return x, (state, x)
 
-    def write(
-        self, state: Array, held: Any, y: Array, params: Mapping[str, Array], place: Place
-    ) -> Array:
+    def write(self, state: Any, held: Any, y: Array, params: Params, place: Place) -> Array:
         """Add attention and the low-rank map of its input."""
         x, normed = held
         mapped = normed @ params["left"] @ params["right"]
-        added = normed + F.rms_norm(mapped, params["post_norm"], eps=self.norm_eps)
-        return (x + y + added) * jnp.asarray(0.5**0.5, x.dtype)
+        mapped = F.rms_norm(mapped, params["post_norm"], eps=self.norm_eps)
+        return (x + y + normed + mapped) * jnp.asarray(0.5**0.5, x.dtype)

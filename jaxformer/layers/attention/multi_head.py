@@ -108,6 +108,9 @@ class MultiHeadAttention(GroupedHeadsAttention):
         heads, kv_axes = (cfg.num_heads, cfg.head_dim), "model -> kv_heads"
         self.key = self.projection("key", (cfg.num_kv_heads, cfg.head_dim), kv_axes)
         self.value = self.projection("value", (cfg.num_kv_heads, cfg.value_width), kv_axes)
+        if cfg.value_residual:
+            half = nn.initializers.constant(0.5)
+            self.value_weights = sharded_parameter(self, "value_weights", half, (2,), "features")
         if cfg.sinks:
             self.sinks = sharded_parameter(self, "sinks", zeros, (cfg.num_heads,), "heads")
         if as_transformer_xl(self.positions) is not None:
@@ -129,11 +132,24 @@ class MultiHeadAttention(GroupedHeadsAttention):
             return self.attend_to_source(x, inputs, source_kv), state
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
-        new = self.project_key_value(x, inputs)
+        new, read = self.project_key_value(x, inputs), dict[str, KVCache | None]()
+        if self.attention.value_residual:
+            new = new._replace(value=self.add_first_values(new.value, state))
+        elif state.kv.get("layer 0", new) is None:
+            read["layer 0"] = new
         kv, cache = update_cache(new, state.cache, state.cache_update)
         y = self.project_heads(x, self.attend(query, kv, inputs))
-        read = {window: kv} if window in state.kv else {}
+        if window in state.kv:
+            read[window] = kv
         return y, state._replace(cache=cache, kv=state.kv | read)
+
+    def add_first_values(
+        self, value: Float[Array, "*batch T K H"], state: LayerState
+    ) -> Float[Array, "*batch T K H"]:
+        """Sum of a layer's values and those of layer 0, by learned weights."""
+        first: Any = state.kv["layer 0"]
+        own, of_first = self.value_weights.astype(value.dtype)
+        return own * value + of_first * first.value
 
     def attend_to_source(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
