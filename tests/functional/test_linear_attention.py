@@ -139,7 +139,7 @@ def by_four_devices(function, x, initial_state):
 
 
 @RULES
-@pytest.mark.slow(but=["delta rule"])
+@pytest.mark.slow
 def test_devices_that_share_the_sequence_hand_states_along(delta_rule):
     """The outputs, the last state and the gradients are those of one device."""
     x, documents = draw(features=H, rows=2, length=32), draw_documents(rows=2, length=32)

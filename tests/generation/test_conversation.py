@@ -68,6 +68,7 @@ def test_an_answer_reads_only_new_tokens_and_compiles_nothing(chunks, caplog):
     list(conversation.answer([*prompt[:10], 6, *prompt[10:], 6]))  # as the template wrote it
 
 
+@pytest.mark.slow
 def test_a_prompt_that_changes_an_answer_keeps_what_is_equal(chunks):
     params = random_params(TINY_LLAMA)
     conversation = Conversation(TINY_LLAMA, params, max_new_tokens=NEW)
@@ -93,6 +94,7 @@ def test_an_answer_that_is_left_keeps_what_was_read(chunks):
     assert chunks[1:] == [[4, 2, 6]]
 
 
+@pytest.mark.slow
 def test_room_grows_by_powers_of_two_and_ends_at_the_learned_positions():
     conversation = Conversation(TINY_LLAMA, random_params(TINY_LLAMA), max_new_tokens=NEW)
     rooms = []

@@ -147,6 +147,7 @@ def test_buckets_hold_what_they_are_asked_to(length):
     assert width - length < max(16, length / 8)
 
 
+@pytest.mark.slow
 def test_bfloat16_converts_kernels_once_and_norms_never(config, params, prompts, monkeypatch):
     """XLA for CPUs and GPUs would convert each kernel again for each token of `stream`."""
     call = decode.decode_next

@@ -162,6 +162,7 @@ def test_an_array_at_two_places_is_deleted_after_both(config):
     assert layer["gate"]["kernel"].is_deleted()
 
 
+@pytest.mark.slow
 def test_donated_parameters_are_deleted_one_by_one(config):
     model = replace(config, num_layers=5, feed_forward=IN_TURNS)
     params = random_params(model)

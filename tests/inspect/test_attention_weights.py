@@ -84,6 +84,7 @@ def numpy_maps(params, tokens, config, window):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_maps_of_long_texts_are_exact_though_training_never_has_them(build):
     config, params, tokens, _ = build(length=257, attention={"windows": (40,)})
     assert prefer_blockwise(257, 257)  # so the model attends block by block

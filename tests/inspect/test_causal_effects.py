@@ -79,6 +79,7 @@ def test_effects_are_those_of_single_patches(two_texts):
     np.testing.assert_allclose(by_head[1, 1], effect(At("key", layer=1, head=1)), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_direct_path_of_a_head_ends_in_the_last_stream(two_texts):
     config, params, clean, corrupted = two_texts
     runs = [inspect.run(config, params, x) for x in (clean, corrupted)]
@@ -95,6 +96,7 @@ def test_the_direct_path_of_a_head_ends_in_the_last_stream(two_texts):
     np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ablation_is_the_loss_without_rows_of_the_output_projection(build):
     config, params, tokens, _ = build()
     effects = inspect.ablate_heads(config, params, tokens)
@@ -118,6 +120,7 @@ def test_layers_without_heads_have_no_effect_of_heads():
     assert np.isfinite(paths).sum(axis=1).tolist() == [2, 4, 4, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_custom_mixer_has_the_effects_of_its_branch(build):
     config, params, tokens, _ = build(attention=GatedMemory())
     names = [row.name for row in inspect.names(config)]
@@ -321,7 +324,7 @@ def test_every_block_is_the_sum_of_its_parts_and_is_patched_whole(block, norms, 
 
 
 @pytest.mark.parametrize("name", ["sandwich", "outside"])
-@pytest.mark.slow(but=["outside"])
+@pytest.mark.slow
 def test_branches_of_zeros_have_parts_of_zero(name, build):
     config, params, tokens, _ = build(**SUMS[name] | {"norm_placement": "sandwich"})
     silent = without_rows(config, params, 2, head=None)
@@ -332,6 +335,7 @@ def test_branches_of_zeros_have_parts_of_zero(name, build):
     np.testing.assert_allclose(total, parts.logit, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_direct_path_in_parallel_layers_of_a_pair_ends_in_the_last_stream(build):
     config, params, tokens, inputs = build(
         block="parallel_shared_norm",
@@ -346,6 +350,7 @@ def test_the_direct_path_in_parallel_layers_of_a_pair_ends_in_the_last_stream(bu
     assert np.abs(direct[0] - whole[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_part_of_a_last_head_is_what_the_logit_loses_without_it(build):
     config, params, tokens, _ = build(final_norm=False, feed_forward=(NoFeedForward(),))
     parts = inspect.logit_attribution(config, params, tokens, tokens)
@@ -410,6 +415,7 @@ def test_random_heads_compose_little(build):
         np.testing.assert_allclose(np.mean(np.asarray(x)[pairs]), 64**-0.5, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_linear_do_not_compose(build):
     config, params, *_ = build(attention=SharedKV(num_heads=4, num_kv_heads=2, head_dim=6))
     assert np.isfinite(inspect.composition_scores(config, params).query).all()
@@ -428,6 +434,7 @@ def batches(config, count):
     return [rng.integers(0, config.vocab_size, (8, 12)) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_a_tuned_lens_is_nearer_to_the_model_than_the_logit_lens(build):
     config, params, tokens, _ = build(head=LMHead(masked_ids=(30,)))
     rows = batches(config, 60)

@@ -80,7 +80,7 @@ def test_the_stream_of_another_run_gives_its_logits(model):
     assert float(jnp.abs(own - other.logits).max()) > 0.1
 
 
-@pytest.mark.slow(but=["linear"])
+@pytest.mark.slow
 def test_a_silent_head_has_no_rows_in_the_output_projection(model):
     config, params, tokens, inputs = model
     layers = inspect.run(config, params, tokens, **inputs).values["heads"]
@@ -134,6 +134,7 @@ def test_a_value_is_changed_at_its_place_alone(build):
         np.testing.assert_array_equal(patched[0], run.values[at.name][0])
 
 
+@pytest.mark.slow
 def test_places_and_values_are_not_compiled_again(build):
     config, params, tokens, _ = build(num_layers=5)
     other = inspect.run(config, params, tokens, record=["heads"])
@@ -151,6 +152,7 @@ def test_places_and_values_are_not_compiled_again(build):
     assert run_bound._cache_size() == 2
 
 
+@pytest.mark.slow
 def test_a_direction_has_a_gradient(build):
     config, params, tokens, _ = build()
 
@@ -168,6 +170,7 @@ def test_a_direction_has_a_gradient(build):
     np.testing.assert_allclose(gradient(0.3), (loss(0.303) - loss(0.297)) / 0.006, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_names_have_layers_and_shapes(build):
     config, *_ = build(topology=EncoderDecoder(num_encoder_layers=2))
     rows = {row.name: row[1:] for row in inspect.names(config)}
@@ -179,6 +182,7 @@ def test_names_have_layers_and_shapes(build):
     assert ragged == [((0,), ("T", 2, 8)), ((1, 2, 3, 4, 5), ("T", 4, 4))]
 
 
+@pytest.mark.slow
 def test_patches_that_do_not_fit_are_refused(build):
     config, params, tokens, _ = build()
     short = inspect.run(config, params, tokens[:, :3])

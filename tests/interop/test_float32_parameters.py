@@ -87,6 +87,7 @@ def test_a_frozen_base_computes_as_its_float32_parameters(name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.slow(but=["bfloat16"])
 def test_a_folder_keeps_the_selection_bias(params, dtype, tmp_path):
     save_pretrained(tmp_path / "saved", GLM, unflatten_dict(params, sep="/"), dtype=dtype)
     stored = load_file(tmp_path / "saved" / "model.safetensors")
@@ -106,6 +107,7 @@ def test_a_folder_keeps_the_selection_bias(params, dtype, tmp_path):
         assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_frozen_base_keeps_the_selection_bias_and_memory_counts_it(params):
     config = replace(GLM, adapter=c.LoRA(rank=2, base_dtype="bfloat16"))
     base = jax.tree.map(jnp.array, unflatten_dict(params, sep="/"))  # which is donated

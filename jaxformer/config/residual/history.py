@@ -211,9 +211,12 @@ class AttentionResiduals(History):
         """Return the mean over depth by attention."""
         number = place.layer + self.block_layers - int(self._is_first(place))
         count = jnp.int32(number // self.block_layers)
-        x, later = F.attend_to_history(*state, params["query"], count, eps=self.norm_eps)
+        total, blocks, later = state
+        x, later = F.attend_to_history(
+            total, blocks, later, params["query"], count, eps=self.norm_eps
+        )
         is_plain = jnp.asarray(self._is_first(place) & (place.layer == 0), x.dtype)
-        return is_plain * state[0] + (1 - is_plain) * x, later
+        return is_plain * total + (1 - is_plain) * x, later
 
     def write(self, state: Any, held: Array, y: Array, params: Params, place: Place) -> Any:
         """Add the branch to the sum, or end the sum as a block and begin one with the branch."""

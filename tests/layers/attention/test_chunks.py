@@ -33,7 +33,7 @@ def test_chunks_are_texts_of_their_own():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.slow(but=["chunks alone"])
+@pytest.mark.slow
 def test_cached_generation_is_the_whole_text_at_every_split(name):
     config = CONFIGS[name]
     params, run = random_params(config), jitted_forward(config)
@@ -71,6 +71,7 @@ def test_chunks_of_packed_documents_begin_with_them():
             np.testing.assert_allclose(packed[row, ids == document], alone[0], rtol=0, atol=bound)
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths_are_continued_as_each_alone():
     """A row's chunks begin with its own first token, whatever pads it."""
     params = random_params(MIXED)

@@ -52,7 +52,7 @@ def test_a_layer_reads_the_last_layer_of_its_window():
         assert not np.array_equal(arrays[0], arrays[3])
 
 
-@pytest.mark.slow(but=["with embeddings of layers"])
+@pytest.mark.slow
 def test_a_text_in_parts_has_the_logits_of_the_whole(config):
     params, run = random_params(config), jitted_forward(config)
     whole = np.asarray(run(params, TOKENS))
@@ -69,7 +69,7 @@ def test_readers_cache_nothing():
     assert len(jax.tree.leaves(cache.first_layers)) == 2 * 4
 
 
-@pytest.mark.slow(but=["with embeddings of layers"])
+@pytest.mark.slow
 def test_layers_may_stand_alone_and_in_a_loop(config):
     params = random_params(config)
     expected = np.asarray(jitted_forward(config)(params, TOKENS))

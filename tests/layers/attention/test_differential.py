@@ -68,7 +68,7 @@ def test_no_positions_is_the_formula():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.slow(but=["normed, biased"])
+@pytest.mark.slow
 def test_cached_generation_is_the_whole_text_at_every_split(name):
     config = CONFIGS[name]
     params, run = random_params(config), jitted_forward(config)

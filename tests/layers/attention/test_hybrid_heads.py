@@ -53,6 +53,7 @@ def test_rows_of_different_lengths_and_chunks_of_prompts():
         np.testing.assert_array_equal(row[: len(tokens) + 4], alone)
 
 
+@pytest.mark.slow
 def test_documents_of_a_row_are_documents_alone():
     params, run = random_params(CONFIG), jitted_forward(CONFIG)
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (1, 12), np.int32)
@@ -95,6 +96,7 @@ def test_equal_models_have_one_canonical_form():
     assert other != BOTH and canonical(other) == canonical(BOTH)
 
 
+@pytest.mark.slow
 def test_maps_are_of_the_scores_and_memories_of_the_state():
     params, tokens = random_params(BOTH), np.arange(10).reshape(2, 5)
     maps = inspect.attention_maps(BOTH, params, tokens).decoder

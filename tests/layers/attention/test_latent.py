@@ -98,6 +98,7 @@ def test_latent_attention_by_hand(choice, config, randomise, normal):
     np.testing.assert_allclose(actual, by_hand(choice, params, x), atol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True])
 def test_adapted_keys_and_values_are_the_kernels_with_their_updates(
     dora, config, randomise, normal

@@ -171,7 +171,7 @@ def test_rows_of_different_lengths_and_chunks_of_prompts(name):
 
 
 @VARIANTS
-@pytest.mark.slow(but=["mamba 2"])
+@pytest.mark.slow
 def test_documents_of_a_row_are_documents_alone(name):
     config = LLAMA_VARIANTS[name]
     params, run = random_params(config), jitted_forward(config)
@@ -256,6 +256,7 @@ def test_key_heads_that_devices_cannot_share(name, key_heads, message):
         check_divisible(replace(BASE, attention=attention, model_dim=16), dict(tensor=4))
 
 
+@pytest.mark.slow
 def test_memory_of_the_states():
     """Of the layers of a hybrid that have a state; attention maps are those of the others."""
     config = LLAMA_VARIANTS["gated delta"]
@@ -277,6 +278,7 @@ def test_memory_of_the_states():
         inspect.state_memory(config, params, tokens, layers=1)
 
 
+@pytest.mark.slow
 def test_memory_of_fixed_decays_and_of_none():
     config = replace(LLAMA_VARIANTS["decay"], num_layers=1)
     params, tokens = random_params(config), jnp.arange(3)

@@ -178,6 +178,7 @@ def test_queries_are_scaled_by_their_position(layer, normal):
 @pytest.mark.parametrize(
     "over, gates, activation", [("feature", H, "sigmoid"), ("head", 1, "softplus")]
 )
+@pytest.mark.slow(but=["head-1-softplus"])
 def test_a_gate_multiplies_the_heads(layer, normal, over, gates, activation):
     """By hand, and gradients of its kernel and of x from differences of that."""
     option = OutputGate(over=over, activation=activation, bias=over == "feature")

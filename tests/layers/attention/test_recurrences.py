@@ -47,6 +47,7 @@ def test_rows_of_different_lengths_and_chunks_of_prompts(name):
 
 
 @pytest.mark.parametrize("name", ["griffin", "mamba"])
+@pytest.mark.slow(but=["griffin"])
 def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
     config = replace(BASE, attention=MIXERS[name], num_layers=1)
     params, run = random_params(config), jitted_forward(config)
