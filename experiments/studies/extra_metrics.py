@@ -127,7 +127,7 @@ def gradient_by_depth(
     plain = replace(variant.model.initialisation, residual="plain")
     depth = max(MIN_DEPTH, variant.model.num_layers)
     model = Transformer(replace(variant.model, num_layers=depth, initialisation=plain))
-    batch = next(data.evaluation_batches(corpus.held_out, batch_size=training.batch_size))
+    batch = next(data.evaluation_batches(corpus.held_out, batch_size=training.run.batch_size))
 
     def norms(key: Any) -> Any:
         start = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]

@@ -147,7 +147,7 @@ def recall_by_length(
     )
     num_symbols = tested[-1] // 4  # as many keys as the longest document has
     model = replace(variant.model, vocab_size=1 + 2 * num_symbols)
-    num_rows = math.ceil(training.steps * training.batch_size / (len(TASKS) * len(trained)))
+    num_rows = math.ceil(training.run.steps * training.run.batch_size / (len(TASKS) * len(trained)))
     rows = recall_rows(
         list(TASKS),
         trained,
@@ -183,7 +183,7 @@ def answer_accuracies(
     model: TransformerConfig, params: Sequence[Any], rows: data.PackedRows, training: StudyTraining
 ) -> list[float]:
     """Share of the targets with loss that are the most likely token, for each seed."""
-    module = Transformer(model, dtype=jnp.dtype(training.dtype))
+    module = Transformer(model, dtype=training.run.dtype)
 
     @jax.jit
     def num_correct(params: Any, batch: data.Batch) -> jax.Array:
@@ -193,7 +193,7 @@ def answer_accuracies(
         is_correct = jnp.argmax(logits, axis=-1) == batch.targets
         return jnp.sum(is_correct & batch.loss_mask)
 
-    batches = list(data.evaluation_batches(rows, batch_size=training.batch_size))
+    batches = list(data.evaluation_batches(rows, batch_size=training.run.batch_size))
     return [
         round(sum(int(num_correct(one, batch)) for batch in batches) / rows.num_targets, 5)
         for one in params

@@ -158,9 +158,7 @@ def run_study(
         seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
         devices = select_devices(study.devices)
         mesh = make_mesh(MeshConfig(), devices[: num_sharing_devices(run.batch_size, devices)])
-        training = StudyTraining(
-            text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh
-        )
+        training = StudyTraining(run, text.train, seeds, mesh)
         results = StudyResults(output, study_description(study, name, run, variants, text, seeds))
         results_in_order = []
         for index, variant in enumerate(variants, start=1):
@@ -214,7 +212,7 @@ def run_variant(
 ) -> ResultDict:
     """Train and evaluate one variant."""
     trained = train_seeds(variant, training, title)
-    started_at, shown = time.monotonic(), curve_steps(training.steps)
+    started_at, shown = time.monotonic(), curve_steps(training.run.steps)
     held_out = held_out_losses(variant.model, trained.params, text.held_out, training)
     extra = extra_metric(variant, trained.params, text, training)
     return {

@@ -2,34 +2,26 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import data
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
-from jaxformer.layers.runtime import Remat
-from jaxformer.parallel import parameter_metadata, put_batch
-from jaxformer.run.memory_checks import check_compiled_memory
-from jaxformer.run.pretraining import evaluate_rows, make_batches
+from jaxformer.parallel import put_batch
+from jaxformer.run.pretraining import Pretrain, evaluate_rows, make_batches
+from jaxformer.run.train_setup import make_model
+from jaxformer.run.trainer import compile_train_step, make_run_optimizer
 from jaxformer.training import loop
-from jaxformer.training.gradient import AnyBatch, Objective
-from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
+from jaxformer.training.gradient import Objective
+from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.progress import Progress
 from jaxformer.training.skip_step import SkipStepConfig
-from jaxformer.training.train_step import (
-    StepMetrics,
-    TrainState,
-    abstract_train_state,
-    init_train_state,
-    make_eval_step,
-    make_train_step,
-)
+from jaxformer.training.train_step import TrainState, init_train_state, make_eval_step
 
 TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of `measure_throughput`
 
@@ -52,20 +44,31 @@ class Variant:
 
 
 class StudyTraining(NamedTuple):
-    """Settings that all variants of a study share: data, seeds, steps, batch size, dtype, mesh."""
+    """What all variants of a study share: their run, data, seeds and mesh."""
 
+    run: Pretrain
     rows: data.AnyRows
     seeds: tuple[int, ...]
-    steps: int
-    batch_size: int
-    dtype: str
-    remat: Remat
     mesh: Mesh
+
+    def run_of(self, variant: Variant) -> Pretrain:
+        """The run of a variant."""
+        return replace(
+            self.run,
+            model=variant.model,
+            optimizer=variant.optimizer,
+            objective=variant.objective,
+            # Only non-finite steps are skipped, as skipping large norms would hide instability.
+            skip_step=SkipStepConfig(max_norm_ratio=None),
+            gradient_accumulation_steps=1,
+            scan=True,
+        )
 
     def batch_getter(self, seed: int) -> Callable[[int], data.Batch]:
         """Function of k that returns the batch of step k + 1 of one seed."""
-        batches = make_batches(self.rows, self.mesh, self.batch_size, seed=seed)
-        return lambda step: put_batch(batches[step], self.mesh, self.batch_size)
+        size = self.run.batch_size
+        batches = make_batches(self.rows, self.mesh, size, seed=seed)
+        return lambda step: put_batch(batches[step], self.mesh, size)
 
 
 class SeedResults(NamedTuple):
@@ -97,64 +100,51 @@ def train_seeds(variant: Variant, training: StudyTraining, title: str) -> SeedRe
         ValueError: The train step does not fit in the memory of a device.
     """
     started_at = time.monotonic()
-    init, train_step = compile_variant(variant, training)
-    compiled = time.monotonic()
-    params, losses, skipped = [], np.zeros((training.steps, len(training.seeds))), 0
+    init, update = compile_variant(variant, training)
+    compiled, steps = time.monotonic(), training.run.steps
+    params, losses, skipped = [], np.zeros((steps, len(training.seeds))), 0
     with Progress(losses.size, title=title) as progress:
         for seed_index, seed in enumerate(training.seeds):
             updates = loop.train_steps(
                 init(seed),
-                train_step,
+                update,
                 training.batch_getter(seed),
                 start_step=0,
-                stop_step=training.steps,
-                should_sync=lambda step: step == training.steps,
-                max_consecutive_skips=training.steps,
+                stop_step=steps,
+                should_sync=lambda step: step == steps,
+                max_consecutive_skips=steps,
             )
             for step, state, results in updates:
                 for result in results:
                     losses[result.step - 1, seed_index] = result.loss
-                    progress.update(seed_index * training.steps + result.step, loss=result.loss)
-                if step == training.steps:
+                    progress.update(seed_index * steps + result.step, loss=result.loss)
+                if step == steps:
                     params.append(state.params)
                     skipped += result.num_skipped
     return SeedResults(params, losses, skipped, time.monotonic() - compiled, compiled - started_at)
 
 
-class CompiledVariant(NamedTuple):
-    """A compiled variant: `init` of a seed's state, and its train step."""
-
-    init: Callable[[int], TrainState]
-    train_step: Callable[[TrainState, AnyBatch], tuple[TrainState, StepMetrics]]
-
-
-def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVariant:
-    """Compile the train step of a variant, its batch sharded over the devices.
+def compile_variant(
+    variant: Variant, training: StudyTraining
+) -> tuple[Callable[[int], TrainState], Any]:
+    """Compile the train step of a variant; returns a function of a seed, its state, and the step.
 
     Raises:
         ValueError: The train step does not fit in the memory of a device.
     """
-    model = Transformer(variant.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
-    optimizer = make_optimizer(variant.optimizer, training.steps, parameter_metadata(variant.model))
-    # Only non-finite steps are skipped, as skipping large norms would hide instability.
-    jitted = make_train_step(
+    run, mesh = training.run_of(variant), training.mesh
+    model, optimizer = make_model(run), make_run_optimizer(run)
+    update = compile_train_step(
+        run,
         model,
         optimizer,
-        training.mesh,
-        objective=variant.objective,
-        skip_step=SkipStepConfig(max_norm_ratio=None),
+        mesh,
+        [training.batch_getter(seed=0)(0)],
+        advice=lambda _: (
+            "Pass a smaller --batch-size or --length, or --run with a run that uses remat."
+        ),
     )
-    state = abstract_train_state(model, optimizer, training.mesh)
-    compiled = jitted.lower(state, training.batch_getter(seed=0)(0)).compile()
-    check_compiled_memory(
-        compiled,
-        lambda: "Pass a smaller --batch-size or --length, or --run with a run that uses remat.",
-    )
-
-    def init(seed: int) -> TrainState:
-        return init_train_state(model, optimizer, jax.random.key(seed), training.mesh)
-
-    return CompiledVariant(init, compiled)
+    return lambda seed: init_train_state(model, optimizer, jax.random.key(seed), mesh), update
 
 
 def measure_throughput(
@@ -179,7 +169,7 @@ def measure_throughput(
     """
     batch = training.batch_getter(training.seeds[0])(0)
     programs = {variant.name: compile_variant(variant, training) for variant in variants}
-    tokens = training.batch_size * training.rows.row_length * steps
+    tokens = training.run.batch_size * training.rows.row_length * steps
     throughputs: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for _ in range(rounds):
         for name, (begin, update) in programs.items():
@@ -208,9 +198,9 @@ def held_out_losses(
     """
     mesh = training.mesh
     # About as many tokens per batch as in training, and equally many rows per device.
-    size = training.batch_size * training.rows.row_length // rows.row_length
+    size = training.run.batch_size * training.rows.row_length // rows.row_length
     size = max(1, size // mesh.size) * mesh.size
-    tally = make_eval_step(Transformer(model, dtype=jnp.dtype(training.dtype)), mesh)
+    tally = make_eval_step(Transformer(model, dtype=training.run.dtype), mesh)
     losses = []
     for seed_params in params:
         nats, tokens = evaluate_rows(tally, seed_params, rows, mesh, size)

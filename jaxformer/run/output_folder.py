@@ -6,17 +6,23 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from jaxformer import parallel
-from jaxformer.data import PretrainedTokenizer, Tokenizer, load_tokenizer
+from jaxformer.data import (
+    ChatTemplate,
+    PretrainedTokenizer,
+    Tokenizer,
+    TokenizerConfig,
+    load_chat_template,
+    load_tokenizer,
+)
 from jaxformer.interop import fetch_folder
 from jaxformer.run import object_store as stores
-from jaxformer.run.run_config import AnyRunConfig, RunConfig
+from jaxformer.run.run_config import RunConfig
 
 try:
     import fcntl
@@ -137,25 +143,27 @@ def has_saved_run(folder: epath.Path) -> bool:
     return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
 
 
-def goes_on(run: RunConfig, output: Path) -> bool:
-    """Whether the run resumes from a checkpoint."""
-    return (run.resume or run.resume_or_begin) and has_saved_run(
+def folder_to_resume(run: RunConfig, output: Path) -> Path | None:
+    """The output folder if the run resumes from a checkpoint; None if it begins."""
+    resumes = (run.resume or run.resume_or_begin) and has_saved_run(
         stores.storage_path(run.output or output)
     )
+    return output if resumes else None
 
 
-def own_beginning(run: AnyRunConfig, output: Path) -> AnyRunConfig:
-    """The run to resume, with --init and tokenizer read from the copies in its output folder."""
-    if not goes_on(run, output):
-        return run
-    changes: dict[str, Any] = {}
-    if run.init is not None:
-        changes["init"] = str(output)
-    if isinstance(run.tokenizer, PretrainedTokenizer):
-        changes["tokenizer"] = PretrainedTokenizer(path=str(output))
-    if getattr(run, "chat_template", None) is not None:
-        changes["chat_template"] = None  # its copy is beside the tokenizer
-    return replace(run, **changes)
+def own_tokenizer(run: RunConfig, resumes_from: Path | None) -> TokenizerConfig:
+    """The tokenizer of a run; of a resumed run the copy of a pretrained one in its folder."""
+    if resumes_from is not None and isinstance(run.tokenizer, PretrainedTokenizer):
+        return PretrainedTokenizer(path=str(resumes_from))
+    return run.tokenizer
+
+
+def own_chat_template(run: Any, resumes_from: Path | None) -> ChatTemplate | None:
+    """The chat template of a run, if its tokenizer has one; a resumed run reads its copy."""
+    tokenizer = own_tokenizer(run, resumes_from)
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return load_chat_template(tokenizer.path, None if resumes_from else run.chat_template)
+    return None
 
 
 def write_beginning(run: RunConfig, tokenizer: Tokenizer, output: Path) -> None:

@@ -14,7 +14,6 @@ Signals are handled as in `jaxformer pretrain`.
 
 import zipfile
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +27,8 @@ from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch
 from jaxformer.run.beginning import begin, tuned_run
 from jaxformer.run.command_line import run_program
 from jaxformer.run.models import adamw_config
-from jaxformer.run.pretraining import Pretrain, chat_template, template_file
+from jaxformer.run.output_folder import own_chat_template, own_tokenizer
+from jaxformer.run.pretraining import Pretrain, template_file
 from jaxformer.run.program import train
 from jaxformer.run.recorder import Evaluation, Recorder, TrainData, TrainResult
 from jaxformer.run.run_config import (
@@ -132,8 +132,7 @@ def train_on_pairs(run: Dpo) -> Path:
     """The course of a run on pairs: train and evaluate; returns the output folder."""
     if not run.resume and (run.init is None or run.pairs is None):
         raise ValueError("DPO needs a model and pairs of answers: pass --init FOLDER --pairs FILE.")
-    make_data = partial(PreferenceData, init=str(run.init))
-    return train(run, RUNS, make_data, length=run.largest().length)
+    return train(run, RUNS, PreferenceData, length=run.largest().length)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -178,12 +177,13 @@ def prepare_pairs(
 class PreferenceData(TrainData):
     """Pairs of answers to train on, and accuracy and margin of the held-out ones."""
 
-    def __init__(self, run: Dpo, setup: TrainSetup, *, init: str):
-        """Prepare pairs and batches; `prepare` adds what the reference, `init`, computes."""
-        self._init, self._template, self._mesh = init, chat_template(run), setup.mesh
+    def __init__(self, run: Dpo, setup: TrainSetup):
+        """Prepare pairs and batches; `prepare` adds what the reference, `run.init`, computes."""
+        resumes_from, self._mesh = setup.resumes_from, setup.mesh
+        self._template = own_chat_template(run, resumes_from)
         self._file, shards = setup.local_folder / REFERENCE_FILE, num_batch_shards(setup.mesh.shape)
         check_pairs_divide(run.largest(), shards)
-        self.tokenizer = data.build_tokenizer(run.tokenizer, ())
+        self.tokenizer = data.build_tokenizer(own_tokenizer(run, resumes_from), ())
         pairs = prepare_pairs(run.largest(), self.tokenizer, self._template)
         train, self._held_out = pairs.split(run.held_out)
         length, batch_size = run.length, run.batch_size
@@ -222,7 +222,8 @@ class PreferenceData(TrainData):
         Raises:
             ValueError: The folder of a resumed run has none of this model and these pairs.
         """
-        key, has_loss = json_digest([self._init, self._pairs.digest]), self._pairs.loss_mask
+        key = json_digest([str(self._run.init), self._pairs.digest])
+        has_loss = self._pairs.loss_mask
         if step == 0:
             self._reference[has_loss] = self._reference_of(params)
             if is_primary_process():

@@ -38,7 +38,7 @@ from jaxformer.run.beginning import begin
 from jaxformer.run.command_line import run_program
 from jaxformer.run.loading import shared_stop_tokens
 from jaxformer.run.models import muon_config, qwen3_like
-from jaxformer.run.output_folder import goes_on
+from jaxformer.run.output_folder import own_chat_template, own_tokenizer
 from jaxformer.run.plot import plot_run
 from jaxformer.run.program import train
 from jaxformer.run.recorder import Evaluation, Recorder, TrainData, TrainResult
@@ -214,11 +214,12 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     """
     print(f"Corpus: {run.corpus}", flush=True)
     parts = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
-    template = chat_template(run) if has_instructions(run.corpus) else None
+    template = own_chat_template(run, resumes_from) if has_instructions(run.corpus) else None
+    config = own_tokenizer(run, resumes_from)
     recorded = resumes_from and read_json_with_checksum(resumes_from / CORPUS_FILE)
     records = recorded if recorded and len(recorded) == len(parts) else [None] * len(parts)
     corpora = tuple(
-        open_corpus(run, part, template, x) for part, x in zip(parts, records, strict=True)
+        open_corpus(run, part, config, template, x) for part, x in zip(parts, records, strict=True)
     )
     if template is None and has_instructions(run.corpus):
         print(
@@ -228,7 +229,7 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
     tokenizer = saved_tokenizer(resumes_from)
     if tokenizer is None:
         tokenizer = data.cached_tokenizer(
-            run.tokenizer,
+            config,
             corpora,
             run.cache,
             on_train=lambda size: print(
@@ -251,16 +252,17 @@ def prepare_corpus(run: Pretrain, resumes_from: Path | None = None) -> PackedCor
 def open_corpus(
     run: Pretrain,
     source: data.Source,
+    tokenizer: data.TokenizerConfig,
     template: data.ChatTemplate | None,
     recorded: Mapping[str, Any] | None,
 ) -> data.Corpus:
     """Open a source of the corpus; no text is read that has been read before."""
-    is_trained = isinstance(run.tokenizer, data.BPE | data.Characters)
+    is_trained = isinstance(tokenizer, data.BPE | data.Characters)
     has_own = isinstance(source, data.Packed) and not is_trained
     corpus = data.Corpus(
         source,
         folder=run.cache,
-        tokenizer=data.build_tokenizer(run.tokenizer, ()) if has_own else None,
+        tokenizer=data.build_tokenizer(tokenizer, ()) if has_own else None,
         template=template,
         held_out=run.held_out,
         max_bytes=run.held_out_bytes,
@@ -363,8 +365,7 @@ class LanguageModelingData(TrainData):
 
     def __init__(self, run: Pretrain, setup: TrainSetup):
         """Prepare the corpus and batches, and measure gzip."""
-        resumes_from = setup.local_folder if goes_on(run, setup.local_folder) else None
-        self._corpus = corpus = prepare_corpus(run, resumes_from)
+        self._corpus = corpus = prepare_corpus(run, setup.resumes_from)
         run = self._fit(run, setup.mesh)
         tokens, rows = corpus.tokenizer.vocab_size, run.model.vocab_size
         if rows > tokens:
@@ -460,13 +461,6 @@ def has_instructions(corpus: data.CorpusConfig) -> bool:
     """Whether any source of the corpus has instructions."""
     parts = corpus.parts if isinstance(corpus, data.Mixture) else (corpus,)
     return any(isinstance(part, data.Instructions) for part in parts)
-
-
-def chat_template(run: Any) -> data.ChatTemplate | None:
-    """Chat template of a run, if its tokenizer has one."""
-    if isinstance(run.tokenizer, data.PretrainedTokenizer):
-        return data.load_chat_template(run.tokenizer.path, run.chat_template)
-    return None
 
 
 def template_file(run: Any, template: data.ChatTemplate | None) -> dict[str, str]:

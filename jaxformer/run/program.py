@@ -16,7 +16,12 @@ from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.json_files import get_field, read_json
 from jaxformer.run.beginning import run_from_checkpoint
 from jaxformer.run.command_line import RESUME_FLAGS, changed_flags
-from jaxformer.run.output_folder import RUN_FILE, goes_on, open_output_folder, own_beginning
+from jaxformer.run.output_folder import (
+    RUN_FILE,
+    folder_to_resume,
+    open_output_folder,
+    own_tokenizer,
+)
 from jaxformer.run.recorder import TrainData
 from jaxformer.run.run_config import AnyRunConfig, EpochsConfig, setup_devices
 from jaxformer.run.train_setup import TrainSetup, check_vocabulary, make_train_setup
@@ -40,8 +45,7 @@ def train(
     Args:
         run: The run.
         runs: Named runs.
-        make_data: Function that prepares the data. It gets the run with the model and tokenizer
-            that it began with, also when it resumes.
+        make_data: Function that prepares the data.
         length: Maximum row length in tokens; with an encoder, of the targets.
         source_lengths: Padded lengths of the sources, increasing.
 
@@ -51,18 +55,24 @@ def train(
     setup_devices(run)
     with open_output_folder(run) as output:
         rerun_command = print_run(run, runs)
-        if not goes_on(run, output):
-            run = with_one_length(run, runs)
-        begun = own_beginning(run, output)
-        check_vocabulary(run.model, max_vocab_size(begun.tokenizer) or 0, init=run.init)
+        resumes_from = folder_to_resume(run, output)
+        run = run if resumes_from else with_one_length(run, runs)
+        tokens = max_vocab_size(own_tokenizer(run, resumes_from)) or 0
+        check_vocabulary(run.model, tokens, init=run.init)
         largest = run.largest()
         setup = make_train_setup(
-            largest, output, length=length, source_lengths=source_lengths, exact=largest == run
+            largest,
+            output,
+            resumes_from=resumes_from,
+            length=length,
+            source_lengths=source_lengths,
+            exact=largest == run,
         )
-        train_data = make_data(begun, setup)
+        train_data = make_data(run, setup)
         check_vocabulary(run.model, train_data.tokenizer.vocab_size, init=run.init)
         run = replace(run, **train_data.fitted)
-        run = with_fixed_schedule(with_epochs_as_steps(run, train_data.rows_per_epoch), output)
+        run = with_epochs_as_steps(run, train_data.rows_per_epoch)
+        run = with_fixed_schedule(run, resumes_from)
         train_data.report(train_run(run, setup, train_data, rerun_command))
         print_best_step(setup.storage)
         print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
@@ -153,11 +163,11 @@ def with_epochs_as_steps(run: AnyRunConfig, num_rows: int | None) -> AnyRunConfi
     return replace(run, steps=steps, epochs=None)
 
 
-def with_fixed_schedule(run: AnyRunConfig, output: Path) -> AnyRunConfig:
+def with_fixed_schedule(run: AnyRunConfig, resumes_from: Path | None) -> AnyRunConfig:
     """The run with schedule_steps fixed to the first attempt's, and a warm-up that fits into it."""
     steps, schedule = run.planned_steps, run.optimizer.schedule
-    if run.schedule_steps is None and goes_on(run, output):
-        file = output / RUN_FILE
+    if run.schedule_steps is None and resumes_from is not None:
+        file = resumes_from / RUN_FILE
         steps = get_field(read_json(file), "schedule_steps", int, location=file)
     if schedule.warmup_steps >= steps:
         shorter = max(1, steps // 10)

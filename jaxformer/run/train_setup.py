@@ -20,9 +20,18 @@ from jaxformer.training import metrics
 
 
 class TrainSetup(NamedTuple):
-    """Output folders, mesh and model of a run."""
+    """Output folders, mesh and model of a run.
+
+    Attributes:
+        local_folder: Output folder; of a run in an object store the folder of its small files.
+        resumes_from: The same folder if the run resumes from a checkpoint, else None.
+        storage: Where checkpoints are written.
+        mesh: The mesh.
+        model: The module.
+    """
 
     local_folder: Path
+    resumes_from: Path | None
     storage: epath.Path
     mesh: Mesh
     model: Transformer
@@ -32,6 +41,7 @@ def make_train_setup(
     run: RunConfig,
     output: Path,
     *,
+    resumes_from: Path | None = None,
     length: int,
     source_lengths: Sequence[int] = (),
     exact: bool = True,
@@ -43,6 +53,7 @@ def make_train_setup(
     Args:
         run: The run.
         output: Local output folder.
+        resumes_from: The same folder if the run resumes from a checkpoint.
         length: Row length in tokens; with an encoder, of the targets.
         source_lengths: Padded lengths of the sources, increasing.
         exact: Whether length and batch size are final; else they may become smaller.
@@ -71,7 +82,13 @@ def make_train_setup(
         import_extra("tensorboardX")
     if run.wandb is not None:
         parallel.broadcast_from_process_0(check_wandb)
-    model = Transformer(
+    storage = stores.storage_path(run.output or output)
+    return TrainSetup(output, resumes_from, storage, mesh, make_model(run))
+
+
+def make_model(run: RunConfig) -> Transformer:
+    """The module of a run."""
+    return Transformer(
         run.model,
         dtype=run.dtype,
         remat=run.remat,
@@ -79,7 +96,6 @@ def make_train_setup(
         expert_capacity_factor=run.expert_capacity_factor,
         attention_implementation=run.attention_implementation,
     )
-    return TrainSetup(output, stores.storage_path(run.output or output), mesh, model)
 
 
 def print_export_note(config: TransformerConfig) -> None:

@@ -4,15 +4,17 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import optax
 from etils import epath
+from jax.sharding import Mesh
 
 from jaxformer import costs, parallel
 from jaxformer.interop import fetch_folder
+from jaxformer.layers import Transformer
 from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.run import early_end
 from jaxformer.run.loading import load_initial_params
@@ -60,11 +62,9 @@ def train_run(
             start_step = step_to_resume(run, setup.local_folder, checkpoints, description)
         if start_step is None:
             return None
-        metadata = parallel.parameter_metadata(run.model)
-        trained = parallel.split_parameters(run.model.adapter, metadata).trained
-        optimizer = make_optimizer(run.optimizer, run.planned_steps, trained)
+        optimizer = make_run_optimizer(run)
         batches = train_data.batch_of_each_shape(start_step)
-        update = compile_train_step(run, setup, optimizer, batches)
+        update = compile_train_step(run, setup.model, optimizer, setup.mesh, batches)
         # Python ends with a segmentation fault if it ends while a device computes the state.
         with defer_signals() as signals:
             state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
@@ -77,7 +77,8 @@ def train_run(
         count = costs.num_parameters(run.model)
         title = f"{format_count(count)} parameters, {setup.mesh.size} device(s)"
         if run.model.adapter is not None:
-            num_trained = sum(math.prod(x.shape) for x in jax.tree.leaves(trained))
+            shapes = jax.tree.leaves(trained_parameters(run))
+            num_trained = sum(math.prod(x.shape) for x in shapes)
             title += f"; {format_count(num_trained)} are trained ({num_trained / count:.2%})"
         meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
         with (
@@ -179,22 +180,37 @@ def run_steps(
     return state
 
 
+def trained_parameters(run: RunConfig) -> Any:
+    """The metadata of the parameters that a run trains: all, or its adapters."""
+    metadata = parallel.parameter_metadata(run.model)
+    return parallel.split_parameters(run.model.adapter, metadata).trained
+
+
+def make_run_optimizer(run: RunConfig) -> optax.GradientTransformation:
+    """The optimizer of a run, with its learning-rate schedule."""
+    return make_optimizer(run.optimizer, run.planned_steps, trained_parameters(run))
+
+
 def compile_train_step(
     run: RunConfig,
-    setup: TrainSetup,
+    model: Transformer,
     optimizer: optax.GradientTransformation,
+    mesh: Mesh,
     batches: Iterable[AnyBatch],
+    *,
+    advice: Callable[[RunConfig], str] = memory_advice,
 ) -> Any:
     """Compile the train step for each batch shape and print the memory it needs.
 
     Raises:
-        TooLargeError: A device has less; no state has been allocated yet.
+        TooLargeError: A device has less; no state has been allocated yet. The message has the
+            advice.
     """
-    state = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
+    state = train_step.abstract_train_state(model, optimizer, mesh)
     update = train_step.make_train_step(
-        setup.model,
+        model,
         optimizer,
-        setup.mesh,
+        mesh,
         objective=run.objective,
         skip_step=run.skip_step,
         gradient_accumulation_steps=run.gradient_accumulation_steps,
@@ -215,7 +231,7 @@ def compile_train_step(
             f"batch, {format_bytes(memory.temp_size_in_bytes)} temporary.",
             flush=True,
         )
-        check_compiled_memory(compiled, lambda: memory_advice(run))
+        check_compiled_memory(compiled, lambda: advice(run))
     return lambda state, batch: programs[batch_shapes(batch)](state, batch)
 
 

@@ -15,7 +15,7 @@ from experiments.studies.recall import (
     recall_by_length,
     recall_rows,
 )
-from experiments.studies.sizes import MIXER_SIZES
+from experiments.studies.sizes import MIXER_SIZES, SMOKE
 from experiments.studies.train_seeds import StudyTraining, Variant
 from experiments.studies.variants import make_variants
 from jaxformer import config as c
@@ -73,7 +73,8 @@ def test_rows_have_all_tasks_and_lengths_and_are_a_function_of_the_seed():
 def training():
     rows = recall_rows(["copying"], [8], num_rows=20, row_length=8, num_symbols=4, seed=0)
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
-    return StudyTraining(rows, (0, 1), 2, 4, "float32", "none", mesh)
+    run = replace(SMOKE, steps=2, batch_size=4, remat="none")
+    return StudyTraining(run, rows, (0, 1), mesh)
 
 
 def test_accuracy_is_the_share_of_answers_that_are_most_likely(training):

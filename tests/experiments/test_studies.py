@@ -84,7 +84,7 @@ def canned(small, monkeypatch):
     drawn = np.random.default_rng(0)
 
     def train(variant, training, title):
-        losses = 5.5 + 0.1 * drawn.normal(size=(training.steps, len(training.seeds)))
+        losses = 5.5 + 0.1 * drawn.normal(size=(training.run.steps, len(training.seeds)))
         return SeedResults(None, losses, 0, 1.0, 1.0)
 
     def held_out(model, params, rows, training):
@@ -102,7 +102,7 @@ def canned(small, monkeypatch):
 @pytest.fixture
 def training(small):
     rows, mesh = prepare_corpus(small).train, make_mesh(MeshConfig(), jax.devices()[:2])
-    return StudyTraining(rows, (3, 5), STEPS, 2, "float32", "none", mesh)
+    return StudyTraining(replace(small, remat="none"), rows, (3, 5), mesh)
 
 
 @pytest.mark.slow

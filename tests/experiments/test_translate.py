@@ -139,7 +139,9 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
         return data.PairBatch(source, source, tokens, tokens, tokens > 0)
 
     using = make_train_setup(BASE, Path("out"), length=translate.TARGET_LENGTH)
-    updates = compile_train_step(BASE, using, optax.identity(), map(batch, (3, 7)))
+    updates = compile_train_step(
+        BASE, using.model, optax.identity(), using.mesh, map(batch, (3, 7))
+    )
     assert capsys.readouterr().out.count("Compiled in ") == 2
     assert [int(updates(jnp.ones(()), batch(length))) for length in (7, 3)] == [8, 4]
 
