@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import numbers
+import os
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,6 +124,14 @@ class Checked:
         check_fields(self)
 
 
+class AtPath:
+    """Base of options with a `path`, in which ~ is the home folder."""
+
+    def __post_init__(self) -> None:
+        """Replace ~."""
+        object.__setattr__(self, "path", os.path.expanduser(vars(self)["path"]))
+
+
 class Coerced(NamedTuple):
     """A field's value after coercion to its annotation."""
 
@@ -134,7 +143,7 @@ def check_fields(config: Any) -> None:
 
     A bool is not accepted as an int, and a float must be finite in float32. NumPy numbers become
     Python numbers, which hash, print and serialise to JSON alike; an int becomes a float where the
-    annotation is float, and a string a path.
+    annotation is float, and a string a path, whose ~ is the home folder.
 
     Args:
         config: The dataclass instance.
@@ -225,10 +234,11 @@ def _coerce(hint: Any, value: Any) -> Coerced | None:
         return _coerce_tuple(args, value)
     if hint in (int, float, bool):
         return _coerce_number(hint, value)
-    if hint is Path and isinstance(value, str) and value:
-        return Coerced(Path(value))
+    if hint is Path and isinstance(value, str | Path) and value != "":
+        expanded = Path(os.path.expanduser(value))
+        return Coerced(value if expanded == value else expanded)
     if hint is str and isinstance(value, Path):
-        return Coerced(str(value))
+        return Coerced(os.path.expanduser(value))
     kind: Any = type(None) if hint is None else origin or hint
     if isinstance(value, str | Path) and "path" in getattr(kind, "__dataclass_fields__", ()):
         return Coerced(kind(path=str(value)))  # a file or folder for the option that reads it

@@ -5,6 +5,7 @@ import difflib
 import dis
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,6 +29,11 @@ def own_command(program: str) -> str:
     if started.startswith(("jaxformer.", "experiments.")):
         return f"python -m {started}"
     return f"python -m jaxformer {program}" if started == "jaxformer" else f"jaxformer {program}"
+
+
+def described(description: str, program: str) -> str:
+    """The description of a program with the command by which this process was started."""
+    return description.replace(f"jaxformer {program}", own_command(program))
 
 
 def prepare_imports() -> None:
@@ -77,6 +83,30 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
+class PythonNote(str):
+    """A note of an exception for callers from Python, which commands do not print."""
+
+
+def with_fields(message: str) -> str:
+    """A message that names flags, with the fields that they set, for callers from Python."""
+    flags = dict.fromkeys(re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", message))
+    return f"{message} (In Python: {', '.join(flags).replace('-', '_')}.)" if flags else message
+
+
+@contextlib.contextmanager
+def naming_fields() -> Iterator[None]:
+    """If a block raises a ValueError that names flags, note the fields that they set."""
+    try:
+        yield
+    except ValueError as error:
+        notes = getattr(error, "__notes__", [])
+        message = "\n".join([str(error), *notes])
+        text = with_fields(message).removeprefix(message)
+        if text and not any(isinstance(note, PythonNote) for note in notes):
+            error.add_note(PythonNote(text.strip()))
+        raise
+
+
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
     """End the process with the message and notes of an expected error instead of a traceback.
@@ -105,7 +135,8 @@ def readable_errors() -> Iterator[None]:
         if bug or os.environ.get(TRACEBACK_VARIABLE):
             raise
         message = missing_extra_message(error) if isinstance(error, ImportError) else str(error)
-        message = "\n".join([message, *getattr(error, "__notes__", [])])
+        notes = (x for x in getattr(error, "__notes__", []) if not isinstance(x, PythonNote))
+        message = "\n".join([message, *notes])
         exit_with_error(f"{message}\n(Set {TRACEBACK_VARIABLE}=1 for the traceback.)")
 
 

@@ -102,6 +102,15 @@ def test_the_help_has_the_command_that_was_called(name, run, monkeypatch, capsys
     assert f"jaxformer {name}" not in shown
 
 
+@pytest.mark.parametrize("name", ["zoo", "data"])
+def test_the_help_of_a_reader_has_the_installed_command(name, run, capsys):
+    with pytest.raises(SystemExit):
+        run(name, "--help")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: jaxformer {name} ") and "python -m" not in shown
+    assert shown.count(f"jaxformer {name} ") > 3
+
+
 @pytest.mark.parametrize("name", OF_THE_CLONE)
 def test_a_program_of_a_clone_starts_without_flags(name, monkeypatch, capsys):
     """The lines under `if __name__ == "__main__"` read a command of no arguments."""

@@ -146,8 +146,8 @@ def run_study(
     check_variants(variants, run)
     size = study.size if study.run is None else study.run
     output = study.output or Path("runs") / f"{name}-{size}"
+    simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
     with lock_folder(output):
-        simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
         enable_compilation_cache()
         tokens = max_vocab_size(run.tokenizer) or 0
         for variant in variants:

@@ -1,15 +1,16 @@
 """Tokenize a corpus once, for any number of runs.
 
-python -m jaxformer.data my/texts --tokenizer 'BPE(vocab_size=32768)' --output tokens
-python -m jaxformer.data my/texts --tokenizer path/to/folder --output tokens --part 3/8
-python -m jaxformer.data 'hf://datasets/NAME/*.parquet' --tokenizer FOLDER --output gs://bucket/tokens
-jaxformer pretrain small --corpus 'Packed(path="tokens")'
+    jaxformer data my/texts --tokenizer 'BPE(vocab_size=32768)' --output tokens
+    jaxformer data my/texts --tokenizer path/to/folder --output tokens --part 3/8
+    jaxformer data 'hf://datasets/NAME/*.parquet' --tokenizer FOLDER --output gs://bucket/tokens
+    jaxformer pretrain small --corpus 'Packed(path="tokens")'
 
 Killed and started again, it goes on where it was. Several processes or hosts share the work, each
 with its part; the parts are one corpus.
 """
 
 import argparse
+import os
 import re
 import shutil
 from functools import partial
@@ -28,7 +29,7 @@ from jaxformer.data.stores import fetch_files, is_store, store_has, upload
 from jaxformer.data.tokenization import TokenizationProgress
 from jaxformer.data.tokenizer_loading import TOKENIZER_FILES
 from jaxformer.data.tokenizers import BPE, ByteLevel, Characters, PretrainedTokenizer, Tokenizer
-from jaxformer.errors import own_command, readable_errors
+from jaxformer.errors import described, own_command, readable_errors
 from jaxformer.json_files import json_digest, read_json_with_checksum, write_json_with_checksum
 
 IDENTITY_FILE = "corpus.json"  # of the text and the tokenizer
@@ -38,9 +39,8 @@ CHANGED = {"text": "text", "tokenizer": "tokenizer", "parts": "number of parts"}
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and tokenize one part."""
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        own_command("data"), description=__doc__, formatter_class=plain
-    )
+    text = described(str(__doc__), "data")
+    parser = argparse.ArgumentParser(own_command("data"), description=text, formatter_class=plain)
     parser.add_argument("corpus", help="file, folder, address, or TextFiles(path=..., field=...)")
     parser.add_argument("--tokenizer", required=True, help="file, folder, or BPE(vocab_size=...)")
     parser.add_argument("--output", required=True, help="folder of the tokens, or gs://...")
@@ -96,6 +96,7 @@ def tokenize(corpus: Any, tokenizer: Any, output: str, number: int = 1, count: i
             cannot be read or written.
         OSError: The disk is full.
     """
+    output = output if is_store(output) else os.path.expanduser(output)
     cache = Path("runs/cache") if is_store(output) else Path(output, ".cache")
     opened, num_parts = Corpus(corpus, folder=cache), count
     shards = [*opened.shards.values()]

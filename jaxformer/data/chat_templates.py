@@ -287,11 +287,12 @@ def load_chat_template(path: str | Path, override: str | None = None) -> ChatTem
     folder = Path(path).parent if Path(path).suffix == ".json" else Path(path)
     source: Any = None
     if override is not None:
-        if override not in TEMPLATES and not Path(override).is_file():
+        file = Path(override).expanduser()
+        if override not in TEMPLATES and not file.is_file():
             raise ValueError(
                 f"{override} is not a file of a chat template, nor one of {', '.join(TEMPLATES)}."
             )
-        source = TEMPLATES.get(override) or read_text(Path(override))
+        source = TEMPLATES.get(override) or read_text(file)
     elif (folder / "chat_template.jinja").is_file():
         source = read_text(folder / "chat_template.jinja")
     elif (folder / CONFIG).is_file():

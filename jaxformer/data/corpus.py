@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
-from jaxformer.checks import NOT_EMPTY, Checked, Must, require
+from jaxformer.checks import NOT_EMPTY, AtPath, Checked, Must, require
 from jaxformer.data.chat_templates import ChatTemplate
 from jaxformer.data.corpus_files import corpus_files
 from jaxformer.data.instructions import (
@@ -54,7 +54,7 @@ class StandardLibrary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFiles:
+class TextFiles(AtPath):
     """UTF-8 text from one file or a folder.
 
     A text file is one document. In JSON Lines (suffix ``.jsonl``, ``.ndjson``, ``.jl`` or
@@ -87,10 +87,10 @@ class TextFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(AtPath):
     """A text that is already tokenized. The last documents are held out.
 
-    A folder that ``python -m jaxformer.data`` wrote, with its tokenizer; or a file or folder of
+    A folder that ``jaxformer data`` wrote, with its tokenizer; or a file or folder of
     another program, whose tokenizer a run needs beside it: ``.bin`` shards of llm.c (with its
     header) and nanoGPT (without), ``.bin`` with ``.idx`` of Megatron-LM, ``.parquet`` with a column
     of ids. Documents start at a bos token, else end at the end of text or by the index.

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from jaxformer.checks import require
+from jaxformer.checks import AtPath, require
 from jaxformer.data.chat_templates import ChatTemplate, Spans
 from jaxformer.data.records import RECORD_SUFFIXES, Record
 
@@ -17,7 +17,7 @@ SHAREGPT_ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instructions:
+class Instructions(AtPath):
     """Instruction data; the loss is on the answers only.
 
     JSON Lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles

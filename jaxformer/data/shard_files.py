@@ -231,7 +231,7 @@ def token_shards(names: Iterable[str], where: str) -> dict[str, list[str]]:
     token_files = [str(path) for path in paths if path.suffix in TOKEN_SUFFIXES]
     if not token_files:
         raise ValueError(
-            f"{where} has no tokenized text: neither parts that python -m jaxformer.data wrote nor "
+            f"{where} has no tokenized text: neither parts that jaxformer data wrote nor "
             f"{' or '.join(TOKEN_SUFFIXES)} files."
         )
     indices = {str(path.with_suffix("")): str(path) for path in paths if path.suffix == ".idx"}

@@ -99,7 +99,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         ValueError: A file is missing or invalid, or there is no end-of-text token.
         ImportError: It needs ``tokenizers``, which is not installed.
     """
-    path = Path(folder)
+    path = Path(folder).expanduser()
     path = path if path.suffix == ".json" else path / "tokenizer.json"
     if not path.is_file():
         raise ValueError(

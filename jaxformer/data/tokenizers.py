@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, SupportsIndex, TypeAlias,
 import numpy as np
 from jaxtyping import Int32
 
-from jaxformer.checks import Checked, Must
+from jaxformer.checks import AtPath, Checked, Must
 from jaxformer.extras import import_extra
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Characters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainedTokenizer:
+class PretrainedTokenizer(AtPath):
     """A tokenizer loaded from a file or folder.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.text_parts import ALIASES, described_parts
 
-COMMAND = "python -m jaxformer.zoo --coverage transformers"
+COMMAND = "jaxformer zoo --coverage transformers"
 
 
 class Coverage(NamedTuple):

@@ -280,7 +280,7 @@ def _no_family_message(
         if all(any(f"{path}.".startswith(f"{x}.") for x in paths) for paths in fields.values())
     ]
     shared = shared if len(fields) > 1 else []
-    named = f" None supports this {', '.join(shared)}." if shared else ""
+    named = f" No family near it supports this {', '.join(shared)}." if shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
     return f"{subject} {verb} this configuration.{named} As {nearest}, it would change:\n{listed}"
 

@@ -149,11 +149,7 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
         )
     if (folder / "checkpoints").is_dir():
         with Checkpoints(folder / "checkpoints") as checkpoints:
-            description = checkpoints.read_description()
-        model = config_of_description(description, folder)
-        lengths = model.max_position_embeddings, description["run"].get("length")
-        longest = max((length for length in lengths if length is not None), default=None)
-        model = replace(model, max_position_embeddings=longest)
+            model = config_of_description(checkpoints.read_description(), folder)
     else:
         model = load_config(folder)
     changes: dict[str, Any] = {"model": model, "init": name}

@@ -25,7 +25,7 @@ from jaxformer.config.layer import as_cycle
 from jaxformer.config.registry import Option, allowed_types
 from jaxformer.config.serialization import repetitions
 from jaxformer.data import is_store
-from jaxformer.errors import did_you_mean, exit_with_error, own_command
+from jaxformer.errors import described, did_you_mean, exit_with_error, own_command
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import import_from_flags
 from jaxformer.run import object_store as stores
@@ -135,11 +135,6 @@ def _print_help(run: Any, *page: Any, summary: str, **text: Any) -> NoReturn:
     sys.exit(0)
 
 
-def described(description: str, program: str) -> str:
-    """The description of a program with the command by which this process was started."""
-    return description.replace(f"jaxformer {program}", own_command(program))
-
-
 def run_program(
     main: Callable[[Any], Any],
     runs: Mapping[str, Any] | type,
@@ -238,11 +233,12 @@ def _flag_tokens(path: str, value: Any) -> list[str]:
 
 
 def _flag_value(flag: str, arguments: list[str]) -> str | None:
-    """The value after a flag, or None where the flag is absent."""
+    """The value of a flag, or None where the flag is absent or its value is None."""
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, is_one, value = argument.partition("=")
         if name == flag:
-            return value if is_one else following
+            value = value if is_one else following
+            return None if value == "None" else value
     return None
 
 
@@ -354,7 +350,7 @@ def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
     named = dataclasses_by_name(kinds)
     if path_types and text not in named:
-        if is_store(text) or Path(text).exists():
+        if is_store(text) or Path(text).expanduser().exists():
             return path_types[0](path=text)
         require("(" in text, f"There is no file or folder {text!r}.")
     return _check_choice(from_python(text, named), text, kinds)

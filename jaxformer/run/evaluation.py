@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxformer import data
 from jaxformer import functional as F
+from jaxformer.errors import naming_fields
 from jaxformer.generation import rolling_windows
 from jaxformer.json_files import get_field
 from jaxformer.run.command_line import run_program
@@ -33,6 +34,7 @@ from jaxformer.training.progress import format_count
 PROGRESS_SECONDS = 10  # between progress lines
 
 
+@naming_fields()
 def evaluate(run: Evaluate) -> dict[str, Any]:
     """Evaluate a model on text, questions or tasks, and print the metrics.
 

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 from jax.sharding import Mesh
 
 from jaxformer import data
 from jaxformer.checks import Checked, Size
+from jaxformer.errors import with_fields
 from jaxformer.generation import LogLikelihood, log_likelihoods
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.run.loading import MAX_DEFAULT_LENGTH, LoadedModel, load_run
@@ -47,7 +48,7 @@ class Evaluate(Checked):
         ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     text: data.TextFiles | data.Instructions | data.StandardLibrary | None = None
     chat_template: str | None = None
     apply_chat_template: bool = False
@@ -71,10 +72,12 @@ class Evaluate(Checked):
         of_tasks = ("limit", "task_folder", "apply_chat_template", "system_instruction")
         check_uses(self, needs={"stride": "text"} | dict.fromkeys(of_tasks, "tasks"))
         if self.text is None and self.choices is None and not self.tasks:
-            raise ValueError("Nothing to evaluate: pass --text, --choices or --tasks.")
+            raise ValueError(with_fields("Nothing to evaluate: pass --text, --choices or --tasks."))
         templated = self.tasks or isinstance(self.text, data.Instructions)
         if self.chat_template is not None and not templated:
-            raise ValueError("--chat-template needs --text 'Instructions(...)' or --tasks.")
+            raise ValueError(
+                with_fields("--chat-template needs --text 'Instructions(...)' or --tasks.")
+            )
 
 
 class Evaluator(NamedTuple):

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 from jaxformer import data
 from jaxformer.checks import Checked
 from jaxformer.config import EncoderDecoder
+from jaxformer.errors import naming_fields
 from jaxformer.interop import load_config
 from jaxformer.interop.config_comparison import canonical, config_differences
 from jaxformer.interop.hub import check_hub_name, push_folder
-from jaxformer.interop.peft import write_adapter
+from jaxformer.interop.peft import ADAPTER_CONFIG, write_adapter
 from jaxformer.interop.save import (
     atomic_folder,
     check_output_folder,
@@ -90,6 +91,7 @@ class Export(Checked):
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}
 
 
+@naming_fields()
 def export(run: Export) -> Path:
     """Write a trained model and its tokenizer as a folder that transformers can load.
 
@@ -145,8 +147,10 @@ def write_folder(run: Export) -> Path:
             write_json(folder / "config.json", with_dtype(hf_config, dtype))
         if (generation_json := generation_config(model, source, extra)) is not None:
             write_json(folder / GENERATION_CONFIG, generation_json)
-        if model.step is not None:
-            text = model_card(model, family.model_type, run.push or output.name)
+        if model.step is None and source is not None:
+            copy_files(source, folder, CARD_FILE)
+        else:
+            text = model_card(model, f"A {family.model_type}", run.push or output.name)
             (folder / CARD_FILE).write_text(text, encoding="utf-8")
     checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Exported {checkpoint_text}{run.checkpoint} as {family.model_type} to {output}.")
@@ -164,6 +168,11 @@ def export_adapter(run: Export, model: LoadedModel, source: Path | None, output:
         dtype = None if run.dtype is None else jnp.dtype(run.dtype)
         write_adapter(folder, model.config, model.params, base=model.base, dtype=dtype)
         write_tokenizer(model, source, folder)
+        if (run.checkpoint / ADAPTER_CONFIG).is_file():
+            copy_files(run.checkpoint, folder, CARD_FILE)
+        else:
+            text = model_card(model, "Low-rank adapters", run.push or output.name)
+            (folder / CARD_FILE).write_text(text, encoding="utf-8")
     print(f"Exported the adapters of {run.checkpoint} to {output}; --merge writes the whole model.")
     if model.base is not None and (Path(model.base) / "checkpoints").is_dir():
         print(
@@ -209,7 +218,6 @@ def write_tokenizer(model: LoadedModel, source: Path | None, folder: Path) -> No
         if templated:
             shutil.copy(template, folder)
         return
-    copy_files(source, folder, *[CARD_FILE] * (model.step is None))
     copy_files(model.adapter_folder or source, folder, *TOKENIZER_FILES)
 
 

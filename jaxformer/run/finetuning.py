@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jaxformer.checks import Positive, Size
+from jaxformer.errors import naming_fields
 from jaxformer.run.beginning import begin, tuned_run
 from jaxformer.run.command_line import run_program
 from jaxformer.run.models import adamw_config
@@ -65,6 +66,7 @@ class Finetune(Pretrain):
 RUNS = {"default": Finetune()}  # the model is replaced by the model of --init
 
 
+@naming_fields()
 def finetune(run: Finetune) -> Path:
     """Train a pretrained model on text or instructions, evaluate it, and print a sample.
 

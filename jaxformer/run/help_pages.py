@@ -46,11 +46,12 @@ class Flag(NamedTuple):
 
 
 def asked_topic(arguments: Iterable[str]) -> str | None:
-    """The topic after --help or -h; "" for the first page, None where neither flag is there."""
+    """The topic of --help or -h; "" for the first page, None where neither flag is there."""
     words = list(arguments)
     for word, following in zip_longest(words, words[1:], fillvalue="-"):
-        if word in ("--help", "-h"):
-            return "" if following.startswith("-") else following
+        flag, is_one, topic = word.partition("=")
+        if flag in ("--help", "-h"):
+            return topic if is_one else "" if following.startswith("-") else following
     return None
 
 
@@ -179,7 +180,8 @@ def _short_entry(flag: Flag) -> str:
 
 def _whole_entry(flag: Flag) -> str:
     default = "required" if flag.default is dataclasses.MISSING else f"default: {_default(flag)}"
-    return _entry(flag, f"{flag.text}{_takes(flag.hint)} ({default})")
+    note = "" if flag.default == () else f" ({default})"
+    return _entry(flag, f"{flag.text}{_takes(flag.hint)}{note}")
 
 
 def _entry(flag: Flag, text: str) -> str:
@@ -188,8 +190,10 @@ def _entry(flag: Flag, text: str) -> str:
 
 
 def _default(flag: Flag) -> str:
-    is_word = isinstance(flag.default, str | Path) and flag.default != ""
-    return str(flag.default) if is_word else python_source(flag.default, defaults=False)
+    words = flag.default if isinstance(flag.default, tuple) else (flag.default,)
+    if all(isinstance(word, str | Path | int) and word != "" for word in words):
+        return " ".join(map(str, words))
+    return python_source(flag.default, defaults=False)
 
 
 def _word(hint: Any) -> str:

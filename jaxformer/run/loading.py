@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from os.path import commonprefix
 from pathlib import Path
@@ -17,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, LoRA, TransformerConfig, from_json
 from jaxformer.costs import num_parameters
+from jaxformer.errors import naming_fields
 from jaxformer.interop import fetch_folder, load_adapter, load_config
 from jaxformer.interop.load import read_pretrained
 from jaxformer.interop.peft import ADAPTER_CONFIG
@@ -29,7 +31,7 @@ from jaxformer.parallel.plan_report import format_bytes
 from jaxformer.run.memory_checks import device_memory_limit
 from jaxformer.run.object_store import READ_CACHE_ROOT, download, reached, storage_path
 from jaxformer.run.output_folder import RUN_FILE, tokenizer_digest
-from jaxformer.run.run_config import length_warning
+from jaxformer.run.run_config import context_length, length_warning
 from jaxformer.training.checkpoints import Checkpoints
 
 MAX_DEFAULT_LENGTH = 1024  # tokens of context, where an evaluation sets none
@@ -76,10 +78,14 @@ class LoadedModel(NamedTuple):
         """Folder of the tokenizer and the chat template."""
         return self.adapter_folder or self.folder
 
+    @property
+    def known_length(self) -> int | None:
+        """Context in tokens for which the model was trained, if known."""
+        return max(context_length(self.config) or 0, self.row_length or 0) or None
+
     def print_length_warning(self, what: str, length: int, remedy: str) -> bool:
         """Print to standard error that texts are longer than the model knows; return whether."""
-        known = max(self.config.max_position_embeddings or 0, self.row_length or 0) or None
-        if note := length_warning(what, length, known, remedy):
+        if note := length_warning(what, length, self.known_length, remedy):
             print(note, file=sys.stderr)
         return note is not None
 
@@ -160,6 +166,7 @@ class LoadedModel(NamedTuple):
         return [(first[:shared] or [self.bos_tokens[0]], whole[shared:]) for whole in wholes]
 
 
+@naming_fields()
 def load_run(
     folder: str | Path,
     step: int | Literal["best"] | None = None,
@@ -191,7 +198,7 @@ def load_run(
     Raises:
         ValueError: The folder is neither, or damaged; or `step` or `ignore` does not apply to it.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if (reached(folder) / "checkpoints").is_dir():
         if ignore:
             raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
@@ -245,7 +252,7 @@ def load_initial_params(
 
 
 def config_of_description(saved: dict[str, Any], folder: Path) -> TransformerConfig:
-    """Model configuration from the description saved in a checkpoint."""
+    """Model configuration from the description of a checkpoint, with the context of its run."""
     kinds = {"config": dict, "run": dict, "tokenizer": str}
     if missing_keys := [
         name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)
@@ -254,7 +261,9 @@ def config_of_description(saved: dict[str, Any], folder: Path) -> TransformerCon
             f"The description of a checkpoint in {folder} has no {', '.join(missing_keys)}: "
             "another program saved it. Read it with jaxformer.training.checkpoints.Checkpoints."
         )
-    return from_json(TransformerConfig, json.dumps(saved["config"]))
+    config = from_json(TransformerConfig, json.dumps(saved["config"]))
+    lengths = filter(None, (config.max_position_embeddings, saved["run"].get("length")))
+    return replace(config, max_position_embeddings=max(lengths, default=None))
 
 
 def load_from_run(

@@ -1,12 +1,14 @@
-"""Model card of an exported run: training data, settings and results."""
+"""Model card of an exported run, or of its adapters: training data, settings and results."""
 
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import jaxformer
-from jaxformer import costs
 from jaxformer.config import Decoder
 from jaxformer.json_files import read_json
+from jaxformer.layers.lora import split_parameters
 from jaxformer.run.loading import LoadedModel
 from jaxformer.run.output_folder import RUN_FILE
 from jaxformer.training.metrics import read_json_lines
@@ -19,14 +21,15 @@ CARD_TEMPLATE = """---
 
 # {name}
 
-A {family} of {count} parameters, trained with jaxformer {version}, {origin}.
+{what} of {count} parameters, trained with jaxformer {version}, {origin}.
 
 | | |
 |---|---|
 {table}
 
 ```python
-from transformers import {kind}, AutoTokenizer
+from {library} import {kind}
+from transformers import AutoTokenizer
 
 model = {kind}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
@@ -34,12 +37,12 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 """
 
 
-def model_card(model: LoadedModel, family: str, name: str) -> str:
+def model_card(model: LoadedModel, what: str, name: str) -> str:
     """Model card (README.md) of an exported run.
 
     Args:
         model: The exported model.
-        family: model_type of transformers.
+        what: What it is, such as "A qwen3".
         name: Name of the exported model.
 
     Returns:
@@ -47,21 +50,27 @@ def model_card(model: LoadedModel, family: str, name: str) -> str:
     """
     run = read_json(model.folder / RUN_FILE)
     init, decoder = run["init"], isinstance(model.config.topology, Decoder)
-    facts = {"library_name": "transformers", "tags": "[jaxformer]"}
+    params, adapter = model.params, model.config.adapter
+    library = "transformers" if adapter is None else "peft"
+    facts = {"library_name": library, "tags": "[jaxformer]"}
     if decoder:
         facts["pipeline_tag"] = "text-generation"
-    if init is not None and not Path(init).exists():
-        facts["base_model"] = init
+    origin = init if adapter is None else model.base
+    if origin is not None and not Path(origin).exists():
+        facts["base_model"] = origin
+    if adapter is not None:
+        params = split_parameters(adapter, params).trained
     table = training_facts(run) | evaluation_facts(model.folder, model.step or 0)
     return CARD_TEMPLATE.format(
         facts="\n".join(f"{key}: {value}" for key, value in facts.items()),
         name=name,
-        family=family,
-        count=format_count(costs.num_parameters(model.config)),
+        what=what,
+        count=format_count(sum(x.size for x in jax.tree.leaves(params))),
         version=jaxformer.__version__,
-        origin="from scratch" if init is None else f"from the weights of {init}",
+        origin="from scratch" if origin is None else f"from the weights of {origin}",
         table="\n".join(f"| {key} | {value} |" for key, value in table.items()),
-        kind="AutoModelForCausalLM" if decoder else "AutoModelForSeq2SeqLM",
+        library=library,
+        kind=f"Auto{'Peft' * (library == 'peft')}ModelFor{'CausalLM' if decoder else 'Seq2SeqLM'}",
     )
 
 

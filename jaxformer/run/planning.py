@@ -27,7 +27,7 @@ class Plan(Checked):
     """Arguments of the plan command.
 
     Attributes:
-        name: Preset, such as llama-3-70b (`python -m jaxformer.zoo --list` lists all), or a .json
+        name: Preset, such as llama-3-70b (`jaxformer zoo --list` lists all), or a .json
             file written by `jaxformer.config.to_json(config)`.
         adapter: Low-rank adapters, which alone are trained, such as
             'LoRA(rank=16, base_dtype="bfloat16")'.
@@ -49,7 +49,7 @@ class Plan(Checked):
             extra aot-tpu or aot-gpu.
     """
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     adapter: LoRA | None = None
     mesh: MeshConfig = MeshConfig()
     devices: Size | None = None

@@ -22,6 +22,7 @@ import numpy as np
 from jaxformer import data
 from jaxformer.checks import Positive, Size
 from jaxformer.config import TransformerConfig
+from jaxformer.errors import naming_fields
 from jaxformer.json_files import json_digest
 from jaxformer.parallel import is_primary_process, num_batch_shards, put_batch
 from jaxformer.run.beginning import begin, tuned_run
@@ -105,6 +106,7 @@ class Dpo(EpochsConfig):
 RUNS = {"default": Dpo()}
 
 
+@naming_fields()
 def dpo(run: Dpo) -> Path:
     """Train a model to prefer some answers to others, and evaluate it on held-out pairs.
 

@@ -31,6 +31,7 @@ from jaxformer import functional as F
 from jaxformer.checks import NotNegative, Size
 from jaxformer.config import TransformerConfig
 from jaxformer.data.tokenization import TokenizationProgress
+from jaxformer.errors import naming_fields, with_fields
 from jaxformer.generation import Sample, generate
 from jaxformer.json_files import json_with_checksum, read_json_with_checksum
 from jaxformer.parallel import is_primary_process, local_batch_slice, num_batch_shards, put_batch
@@ -113,8 +114,10 @@ class Pretrain(EpochsConfig):
         has_tokenizer = self.init or isinstance(self.tokenizer, data.PretrainedTokenizer)
         if self.chat_template is not None and not (has_instructions(self.corpus) and has_tokenizer):
             raise ValueError(
-                "--chat-template needs a corpus of Instructions and a pretrained tokenizer: pass "
-                "--init FOLDER or --tokenizer FOLDER."
+                with_fields(
+                    "--chat-template needs a corpus of Instructions and a pretrained tokenizer: "
+                    "pass --init FOLDER or --tokenizer FOLDER."
+                )
             )
 
     @property
@@ -167,6 +170,7 @@ class PackedCorpus(NamedTuple):
         return data.Documents(lambda: chain.from_iterable(parts))
 
 
+@naming_fields()
 def pretrain(run: Pretrain) -> Path:
     """Pretrain a decoder on text, evaluate it, and print a sample.
 

@@ -52,8 +52,7 @@ def train(
     Returns:
         The output folder.
     """
-    setup_devices(run)
-    with open_output_folder(run) as output:
+    with setup_devices(run), open_output_folder(run) as output:
         rerun_command = print_run(run, runs)
         resumes_from = folder_to_resume(run, output)
         run = run if resumes_from else with_one_length(run, runs)

@@ -5,20 +5,20 @@ import dataclasses
 import json
 import os
 import re
-import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.checks import AtLeastOne, Checked, Must, Positive, Size
 from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import TokenizerConfig
-from jaxformer.errors import own_command
+from jaxformer.errors import own_command, with_fields
 from jaxformer.layers.runtime import Remat
 from jaxformer.parallel import DistributedConfig, MeshConfig
 from jaxformer.training.gradient import Objective
@@ -38,6 +38,10 @@ HeldOut: TypeAlias = Annotated[float, Must("lie between 0 and 1", lambda share: 
 
 UPDATES_PER_EPOCH = 10  # at least, where the batch size follows from the data
 LENGTH_MULTIPLE = 16  # of row lengths that follow from the data
+CACHE_SETTINGS = (
+    *("jax_enable_compilation_cache", "jax_compilation_cache_dir"),
+    "jax_persistent_cache_min_compile_time_secs",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +139,14 @@ class RunConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.init is not None:
+            object.__setattr__(self, "init", os.path.expanduser(self.init))
         check_uses(self, excludes={"resume": "resume_or_begin"})
         if self.resume_or_begin and self.output is None:
             raise ValueError(
-                "--resume-or-begin needs --output FOLDER, from which the next start resumes."
+                with_fields(
+                    "--resume-or-begin needs --output FOLDER, from which the next start resumes."
+                )
             )
         if getattr(self, "epochs", None) is None:
             self.check_profiled_steps()
@@ -210,7 +218,7 @@ class EpochsConfig(RunConfig):
 
     def __post_init__(self):
         if self.epochs is None and self.steps is None:
-            raise ValueError("--epochs None needs --steps NUMBER.")
+            raise ValueError(with_fields("--epochs None needs --steps NUMBER."))
         super().__post_init__()
 
 
@@ -276,19 +284,21 @@ def check_uses(
     chosen = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     for name, other in needs.items():
         if name in chosen and getattr(options, other) in (None, False, ()):
-            raise ValueError(f"{flag[name]} needs {flag[other]}.")
+            raise ValueError(with_fields(f"{flag[name]} needs {flag[other]}."))
     for name, other in excludes.items():
         if {name, other} <= chosen:
-            raise ValueError(f"{flag[name]} and {flag[other]} cannot be combined.")
+            raise ValueError(with_fields(f"{flag[name]} and {flag[other]} cannot be combined."))
 
 
 # Devices
 
 
-def setup_devices(run: Any) -> None:
-    """Simulate CPU devices, initialize jax.distributed, enable the compilation cache.
+@contextlib.contextmanager
+def setup_devices(run: Any) -> Iterator[None]:
+    """Simulate CPU devices, initialize jax.distributed, enable the compilation cache for a block.
 
-    Only process 0 prints; the others print errors only.
+    Only process 0 prints; the others print errors only. After the block JAX's settings of the cache
+    are as before; CPU devices stay, as they cannot change once JAX has started.
 
     Args:
         run: Options with the fields `devices`, `distributed` and `hosts`.
@@ -298,17 +308,27 @@ def setup_devices(run: Any) -> None:
     """
     if run.hosts != DistributedConfig() and not run.distributed:
         raise ValueError(f"{run.hosts} is for several processes; also pass --distributed.")
+    before = {name: jax.config.values[name] for name in CACHE_SETTINGS}
     simulate_cpu_devices(run.devices)
     if run.distributed:
         parallel.initialize_distributed(run.hosts)
     enable_compilation_cache()  # before anything is compiled
-    if run.distributed:
-        if not parallel.is_primary_process():
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        flat_config = flatten(json.loads(to_json(run)))
-        parallel.check_equal_across_processes(
-            {k: x for k, x in flat_config.items() if k != "hosts.process_id"}
-        )
+    try:
+        with contextlib.ExitStack() as stack:
+            if run.distributed:
+                if not parallel.is_primary_process():
+                    nowhere = stack.enter_context(open(os.devnull, "w"))
+                    stack.enter_context(contextlib.redirect_stdout(nowhere))
+                flat_config = flatten(json.loads(to_json(run)))
+                parallel.check_equal_across_processes(
+                    {k: x for k, x in flat_config.items() if k != "hosts.process_id"}
+                )
+            yield
+    finally:
+        if before != {name: jax.config.values[name] for name in CACHE_SETTINGS}:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()  # or else JAX goes on as at the first program
 
 
 def simulate_cpu_devices(count: int | None) -> None:
@@ -328,7 +348,16 @@ def select_devices(count: int | None) -> list[jax.Device]:
         by_process.setdefault(device.process_index, []).append(device)
     fewest = min(map(len, by_process.values()))
     if not 1 <= count <= fewest:
-        raise ValueError(f"devices must lie between 1 and {fewest} on this machine; got {count}.")
+        remedy = ""
+        if count > fewest and everyone[0].platform == "cpu":
+            remedy = (
+                " JAX has started in this process, which fixes its CPU devices: start a new "
+                f'process, or call jax.config.update("jax_num_cpu_devices", {count}) before all '
+                "else."
+            )
+        raise ValueError(
+            f"devices must lie between 1 and {fewest} on this machine; got {count}.{remedy}"
+        )
     return [device for devices in by_process.values() for device in devices[:count]]
 
 

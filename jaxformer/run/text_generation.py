@@ -16,7 +16,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -30,6 +30,7 @@ from jaxformer.atomic_files import atomic_file
 from jaxformer.checks import Checked, Size
 from jaxformer.config import RopeScaling
 from jaxformer.costs import num_parameters
+from jaxformer.errors import naming_fields
 from jaxformer.generation import Beam, Greedy, Sample, stream
 from jaxformer.generation import generate as generate_tokens
 from jaxformer.generation.conversation import Conversation
@@ -39,6 +40,8 @@ from jaxformer.run.command_line import run_program
 from jaxformer.run.loading import LoadedModel, load_run
 from jaxformer.run.run_config import Seed, check_uses, select_devices, setup_devices
 from jaxformer.training.progress import format_count, sanitize_text
+
+DEFAULT_NEW_TOKENS = 160  # at most, where none are given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ class Generate(Checked):
             complete; None prints them.
         step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
-        max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier.
+        max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier. None is
+            160, or what the first prompt leaves of the context that the model knows.
         sampler: How each token is chosen. Beam search prints its text at the end.
         rope_scaling: RoPE scaling for texts longer than the training texts; None is the
             checkpoint's.
@@ -82,7 +86,7 @@ class Generate(Checked):
     batch_size: Size = 8
     output: Path | None = None
     step: int | Literal["best"] | None = None
-    max_new_tokens: Size = 160
+    max_new_tokens: Size | None = None
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
     rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -145,18 +149,28 @@ class TextGenerator(NamedTuple):
             make_request(
                 self.model.config,
                 [tokens],
-                max_new_tokens=self.run.max_new_tokens,
+                max_new_tokens=self.run.max_new_tokens or 1,
                 source=None if source is None else [source],
             )
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         return Prompt(text, tokens, source)
 
+    def fitted(self, longest_prompt: int) -> "TextGenerator":
+        """The same with a number of new tokens that suits the context, if it has none."""
+        if self.run.max_new_tokens is not None:
+            return self
+        count, known = DEFAULT_NEW_TOKENS, self.model.known_length
+        if known is not None and self.run.rope_scaling is None:
+            count = max(1, min(count, known - longest_prompt))
+        return self._replace(run=replace(self.run, max_new_tokens=count))
+
     def print_length_warning(self, longest_prompt: int) -> bool:
         """Print where prompt and answer may be longer than the model knows; return whether."""
         if self.run.rope_scaling is not None:
             return False
-        what, length = "prompt and new tokens are up to", longest_prompt + self.run.max_new_tokens
+        length = longest_prompt + (self.run.max_new_tokens or 0)
+        what = "prompt and new tokens are up to"
         remedy = "Pass a smaller --max-new-tokens, or scale RoPE by --rope-scaling."
         return self.model.print_length_warning(what, length, remedy)
 
@@ -180,6 +194,7 @@ class TextGenerator(NamedTuple):
 RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}
 
 
+@naming_fields()
 def generate(run: Generate) -> str:
     """Print generated text as it is decoded, chat on the terminal, or continue a file of prompts.
 
@@ -196,19 +211,20 @@ def generate(run: Generate) -> str:
     Raises:
         ValueError: The folder has no model, or the prompt cannot be encoded or continued.
     """
-    setup_devices(run)
-    if run.prompts is not None:
-        texts = data.lines(run.prompts, field="prompt")
-        with output_file(run.output if is_primary_process() else None) as file:
-            return continue_file(load_speaker(run), texts, file)
-    generator = load_speaker(run)
-    if run.chat and not run.prompt:
-        return chat_loop(generator)
-    prompt, source = generator.encode(run.prompt)
-    generator.print_length_warning(len(prompt))
-    text = "" if source is not None or run.chat else run.prompt
-    print_text(text)
-    return text + print_continuation(generator, prompt, source, seed=run.seed)
+    with setup_devices(run):
+        if run.prompts is not None:
+            texts = data.lines(run.prompts, field="prompt")
+            with output_file(run.output if is_primary_process() else None) as file:
+                return continue_file(load_speaker(run), texts, file)
+        generator = load_speaker(run)
+        if run.chat and not run.prompt:
+            return chat_loop(generator)
+        prompt, source = generator.encode(run.prompt)
+        generator = generator.fitted(len(prompt))
+        generator.print_length_warning(len(prompt))
+        text = "" if source is not None or run.chat else run.prompt
+        print_text(text)
+        return text + print_continuation(generator, prompt, source, seed=run.seed)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -259,11 +275,9 @@ def print_tokens(generator: TextGenerator, tokens: Iterable[int], prompt: list[i
 
 def chat_loop(generator: TextGenerator) -> str:
     """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
-    model, options = generator.model, generator.generate_kwargs(generator.run.seed)
+    model = generator.model
     model.load_chat_template()  # raises before anything is typed
-    del options["key"]
-    is_beam = isinstance(generator.run.sampler, Beam)
-    conversation = None if is_beam else Conversation(model.config, model.params, **options)
+    is_beam, conversation = isinstance(generator.run.sampler, Beam), None
     checkpoint_text = "" if model.step is None else f", checkpoint {model.step}"
     print_text(
         f"{generator.run.checkpoint}{checkpoint_text}, "
@@ -279,10 +293,15 @@ def chat_loop(generator: TextGenerator) -> str:
             return answer
         messages.append({"role": "user", "content": user_text})
         prompt = model.encode_chat(messages)
+        generator = generator.fitted(len(prompt))
         is_warned = is_warned or generator.print_length_warning(len(prompt))
-        if conversation is None:
+        if is_beam:
             answer = print_continuation(generator, prompt, seed=seed)
         else:
+            if conversation is None:
+                options = generator.generate_kwargs(seed)
+                del options["key"]
+                conversation = Conversation(model.config, model.params, **options)
             with contextlib.closing(conversation.answer(prompt, key=jax.random.key(seed))) as new:
                 answer = print_tokens(generator, new, prompt)
         messages.append({"role": "assistant", "content": answer})
@@ -295,9 +314,12 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
     Raises:
         ValueError: A prompt cannot be continued; all are checked before the first batch.
     """
-    run, model, written = generator.run, generator.model, ""
+    model, written = generator.model, ""
     prompts = [generator.read_line(text, where) for text, where in texts]
-    generator.print_length_warning(max(len(each.tokens) for each in prompts))
+    longest = max(len(each.tokens) for each in prompts)
+    generator = generator.fitted(longest)
+    generator.print_length_warning(longest)
+    run = generator.run
     for first in range(0, len(prompts), run.batch_size):
         batch = prompts[first : first + run.batch_size]
         options = generator.generate_kwargs(run.seed + first)

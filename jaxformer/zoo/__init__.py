@@ -6,7 +6,7 @@
     zoo.mixtures()            the rows of its table of mixtures of experts
     zoo.choices("norm")       which of these models made which choice
 
-`python -m jaxformer.zoo` prints the tables, `python -m jaxformer.zoo llama-2-70b` one model.
+`jaxformer zoo` prints the tables, `jaxformer zoo llama-2-70b` one model.
 """
 
 from jaxformer.zoo.axes import AXES as AXES

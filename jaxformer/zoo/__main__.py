@@ -1,6 +1,8 @@
 """Print the lecture's tables, a model, the names of all, or who chose what.
 
-python -m jaxformer.zoo [NAME | --list | --markdown | --axis AXIS | --coverage transformers]
+jaxformer zoo                    # the tables
+jaxformer zoo llama-2-70b        # one model: options, parameters, FLOPs, cache
+jaxformer zoo --axis position    # which models made which choice
 """
 
 import argparse
@@ -9,7 +11,7 @@ from pathlib import Path
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.config import python_source
-from jaxformer.errors import own_command, readable_errors
+from jaxformer.errors import described, own_command, readable_errors
 from jaxformer.interop import coverage
 from jaxformer.zoo import AXES, MixtureRow, SurveyRow, get, mixtures, printing, survey
 from jaxformer.zoo.printing import describe_row
@@ -19,7 +21,9 @@ MAX_LENGTH = 4096
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print."""
-    parser = argparse.ArgumentParser(prog=own_command("zoo"), description=__doc__)
+    plain = argparse.RawDescriptionHelpFormatter
+    text = described(str(__doc__), "zoo")
+    parser = argparse.ArgumentParser(own_command("zoo"), description=text, formatter_class=plain)
     one = parser.add_mutually_exclusive_group()
     name_help = "a preset, such as llama-2-70b, or a .json file written by config.to_json"
     one.add_argument("name", nargs="?", help=name_help)

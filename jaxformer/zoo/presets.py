@@ -106,6 +106,6 @@ def get(name: str) -> c.TransformerConfig:
     close = difflib.get_close_matches(str(name).lower(), PRESETS, n=3, cutoff=0.5)
     hint = f" Similar: {', '.join(close)}." if close else ""
     raise ValueError(
-        f"There is no preset {name!r}.{hint} zoo.names() and `python -m jaxformer.zoo --list` "
+        f"There is no preset {name!r}.{hint} zoo.names() and `jaxformer zoo --list` "
         f"give all {len(PRESETS)}."
     )

@@ -34,7 +34,7 @@ def survey_table() -> str:
         "nothing is published. A dot is a blank cell. A yes under `differs`: the model "
         "differs, in a column or in something without one. A star: something about the model "
         "is assumed, because it is not published or not checked against released files. "
-        "`python -m jaxformer.zoo NAME` lists differences and assumptions, "
+        "`jaxformer zoo NAME` lists differences and assumptions, "
         f"`--list` all {len(names())} presets."
     )
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])

@@ -47,7 +47,7 @@ def test_an_error_says_what_a_model_lacks(tmp_path):
         {"model_type": "rwkv_vl", "text_config": {"model_type": "rwkv"}},
     ):
         path.write_text(json.dumps(values))
-        with pytest.raises(ValueError, match="needs the WKV recurrence; `python -m jaxformer.zoo"):
+        with pytest.raises(ValueError, match="needs the WKV recurrence; `jaxformer zoo"):
             load_config(tmp_path)
 
 

@@ -135,7 +135,8 @@ def test_bad_choices_for_an_export(tmp_path, loaded):
         ),
         (
             {"norm": RMSNorm(eps_position="outside")},
-            r"None supports this norm\.eps_position\. As \w+, .*\n  norm\.eps_position: inside",
+            r"No family near it supports this norm\.eps_position\. As \w+, .*\n"
+            r"  norm\.eps_position: inside",
         ),
         (
             {"embedding": Embedding(positions=Learned(max_length=5))},

@@ -65,6 +65,15 @@ def test_the_tokenizer_of_the_adapters_is_exported(adapters, merge, tmp_path):
     assert (tmp_path / "out/config.json").is_file() == merge
 
 
+def test_the_card_of_adapters_is_theirs(adapters, tmp_path):
+    (adapters.parent / "base/README.md").write_text("Base.")
+    exporting.export(exporting.Export(checkpoint=adapters, output=tmp_path / "none"))
+    assert not (tmp_path / "none/README.md").exists()
+    (adapters / "README.md").write_text("Adapters.")
+    exporting.export(exporting.Export(checkpoint=adapters, output=tmp_path / "out"))
+    assert (tmp_path / "out/README.md").read_text() == "Adapters."
+
+
 def test_the_base_of_a_run_is_that_of_the_first_run_with_adapters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, init, adapter in (

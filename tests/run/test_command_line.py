@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import types
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
@@ -87,6 +88,23 @@ def test_help_documents_every_field(capsys, module, arguments):
     assert shown - {"--model.attention"} == wanted  # its fields are flags too
     undocumented = {flag for flag, text in texts.items() if not re.search(r"[a-z]{3}.*\.", text)}
     assert not undocumented
+
+
+@pytest.mark.parametrize("module", [pretraining, finetuning, preference_training])
+def test_every_default_that_the_help_shows_is_accepted(module, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        parse_run(module.RUNS, "Trains.", ["--help=all"])
+    page = re.sub(r"\n {30}", "  ", capsys.readouterr().out)
+    entries = re.findall(r"^  (--\S+) (\S+(?: \.\.\.)?)  .*\(default: +(.*)\)$", page, re.M)
+    assert ("--init", "TEXT", "None") in entries and len(entries) > 50
+    words = [
+        (flag, *(shlex.split(x) if head[-3:] == "..." or x[0] == "'" else [re.sub("  +", " ", x)]))
+        for flag, head, x in entries
+        if flag not in ("--learning-rate", "--model.attention")
+    ]
+    default = module.RUNS["default"]
+    assert parse_run(module.RUNS, "Trains.", [*chain(*words)]) == default
 
 
 def test_help_shows_the_ranges_of_numbers(capsys):
@@ -398,6 +416,17 @@ def test_wrong_flags_are_refused_with_a_message(capsys, arguments, message):
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize("kind, name", [(Evaluate, "CHECKPOINT"), (Plan, "NAME")])
+def test_a_missing_argument_is_called_as_in_the_usage(kind, name, capsys):
+    with pytest.raises(SystemExit):
+        parse_args(kind, "", [])
+    words = " ".join(" ".join(inside_of_boxes(capsys.readouterr().err)).split())
+    assert re.search(rf"Missing from jaxformer {kind.__name__.lower()}: {name} ", words)
+    with pytest.raises(SystemExit):
+        parse_args(kind, "", ["--help"])
+    assert re.match(rf"usage: .* {name} \[--flag VALUE", capsys.readouterr().out)
+
+
 def test_samplers_of_generate():
     assert parse_run(text_generation.RUNS, "", ["--sampler", "Greedy()"]).sampler == Greedy()
     chosen = parse_run(text_generation.RUNS, "", ["--sampler", "Sample(top_k=3)"]).sampler
@@ -445,8 +474,11 @@ def test_a_topic_of_the_help_has_its_flags_alone(capsys):
     assert {flag.partition(".")[0] for flag in flags} == {"--optimizer", "--learning-rate"}
     with pytest.raises(SystemExit):
         read("--help", "optimizer.clip-norm")
-    flags = re.findall(r"^  (--[\w.-]+)", capsys.readouterr().out, re.M)
-    assert flags == ["--optimizer.clip-norm"]
+    page = capsys.readouterr().out
+    assert re.findall(r"^  (--[\w.-]+)", page, re.M) == ["--optimizer.clip-norm"]
+    with pytest.raises(SystemExit):
+        read("--help=optimizer.clip-norm")
+    assert capsys.readouterr().out == page
     assert "There is no topic 'optimiser'. Did you mean optimizer?" in refusal(
         capsys, "--help", "optimiser"
     )

@@ -8,7 +8,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxformer.run.run_config import enable_compilation_cache
+from jaxformer.run import run_config
+from jaxformer.run.pretraining import RUNS
+from jaxformer.run.run_config import enable_compilation_cache, select_devices, setup_devices
 
 ROOT = Path(__file__).parents[2]
 COUNTING = """
@@ -67,6 +69,31 @@ def test_programs_for_several_devices_of_a_cpu_are_not_kept(tmp_path, train, mon
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))
     assert train(devices=2) == (0, 0)
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_run_leaves_the_settings_of_jax_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr(run_config, "enable_compilation_cache", enable_compilation_cache)
+    chosen = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        before = {k: x for k, x in jax.config.values.items() if "cache" in k or "devices" in k}
+        with pytest.raises(ValueError, match="of the block"), setup_devices(RUNS["tiny"]):
+            folder = jax.config.jax_compilation_cache_dir
+            assert folder == str(Path("runs/cache/programs").resolve())
+            assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
+            raise ValueError("of the block")
+        assert before == {k: jax.config.values[k] for k in before}
+    finally:
+        jax.config.update("jax_compilation_cache_dir", chosen)
+
+
+def test_more_devices_than_jax_has_started_with_are_explained():
+    with pytest.raises(ValueError, match=r"between 1 and 8 on this machine; got 9\. JAX has start"):
+        select_devices(9)
+    with pytest.raises(ValueError, match=r'update\("jax_num_cpu_devices", 9\) before all else'):
+        select_devices(9)
 
 
 def test_a_folder_that_was_chosen_stays(tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ import pytest
 
 from jaxformer import data, run
 from jaxformer.config import LoRA
-from jaxformer.run import finetuning, preference_training, pretraining
+from jaxformer.run import finetuning, preference_training, pretraining, text_generation
 from jaxformer.run.beginning import begin
 from jaxformer.run.command_line import parse_run
+from jaxformer.run.program import print_run
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 
@@ -166,6 +167,61 @@ def test_mistakes_of_python_are_exceptions(tmp_path):
         run.dpo(run.Dpo(init="exported"))
     with pytest.raises(ValueError, match="has no checkpoints and no config.json"):
         run.load_run(tmp_path)
+
+
+def test_mistakes_name_the_fields_beside_the_flags(tmp_path, capsys):
+    earlier = run.Finetune(init="exported", output="pretrained", corpus="my.txt", **ONCE)
+    for function, options, fields in (
+        (run.finetune, earlier, "resume, resume_or_begin, output"),
+        (run.dpo, run.Dpo(init="exported"), "init, pairs"),
+        (run.load_run, "pretrained", "ignore"),
+    ):
+        with pytest.raises(ValueError) as ended:
+            function(options, **({"ignore": ["x"]} if function is run.load_run else {}))
+        assert ended.value.__notes__ == [f"(In Python: {fields}.)"]
+    with pytest.raises(ValueError, match=r"push\. \(In Python: private, push\.\)"):
+        run.Export(checkpoint="a", output="b", private=True)
+    with pytest.raises(SystemExit):
+        preference_training.main(["--init", "exported"])
+    assert "pass --init FOLDER --pairs FILE.\n(Set" in capsys.readouterr().err
+
+
+def test_paths_begin_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    texts = data.Instructions(path="~/a")
+    asked = run.Finetune(init="~/m", output="~/x", tokenizer="~/t", corpus=texts, cache=Path("~"))
+    assert (asked.init, asked.output, asked.cache) == (f"{tmp_path}/m", tmp_path / "x", tmp_path)
+    assert asked.tokenizer.path == f"{tmp_path}/t" and asked.corpus.path == f"{tmp_path}/a"
+    for kind in (data.TextFiles, data.Packed, data.PretrainedTokenizer):
+        assert kind(path="~/b").path == f"{tmp_path}/b"
+    flags = ["--output", "~/x", "--cache", "~/c"]
+    assert parse_run(pretraining.RUNS, "", flags).output == tmp_path / "x"
+    (tmp_path / "mine").symlink_to(Path("exported").resolve())
+    assert run.load_run("~/mine").config == run.load_run("exported").config
+
+
+def test_a_loaded_model_has_the_context_of_its_run(capsys):
+    """So that a run with it prints no other."""
+    model = run.load_run("pretrained").config
+    assert model.max_position_embeddings == 64
+    ours = begin(run.Finetune(init="pretrained", model=model), finetuning.RUNS)
+    print_run(ours, finetuning.RUNS)
+    assert "model" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chat", [{}, {"chat": True, "chat_template": "chatml"}])
+def test_texts_end_where_the_context_of_the_model_ends(chat, capsys, monkeypatch):
+    counts = []
+
+    def count(config, params, prompts, *, max_new_tokens, **_):
+        counts.append(len(prompts[0]) + max_new_tokens)
+        return iter(())
+
+    monkeypatch.setattr(text_generation, "stream", count)
+    run.generate(run.Generate(checkpoint="pretrained", prompt="12: the", **chat))
+    assert counts == [64] and not capsys.readouterr().err
+    run.generate(run.Generate(checkpoint="pretrained", prompt="1", max_new_tokens=160, **chat))
+    assert counts[1] > 160 and "the model knows 64 positions" in capsys.readouterr().err
 
 
 def test_an_interrupt_of_python_raises_with_what_resumes(tmp_path, monkeypatch):

@@ -65,6 +65,10 @@ def test_a_folder_gets_adapters_that_a_folder_of_their_own_holds(folder, capsys)
     exporting.export(exporting.Export(checkpoint=Path("run"), output=Path("adapters")))
     names = {path.name for path in Path("adapters").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    card = Path("adapters/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\n")
+    assert f"Low-rank adapters of {num_adapted} parameters, trained with jaxformer" in card
+    assert 'AutoPeftModelForCausalLM.from_pretrained("adapters")' in card
     settings = json.loads(Path("adapters/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(folder)
     assert settings["target_modules"] == ["down_proj", "q_proj"]

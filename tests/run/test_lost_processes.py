@@ -203,7 +203,8 @@ def test_hosts_without_distributed_are_refused():
     with pytest.raises(
         ValueError, match=r"coordinator_address='a:1'.* is for several .* pass --distributed"
     ):
-        setup_devices(lone)
+        with setup_devices(lone):
+            pass
 
 
 @pytest.fixture(scope="module")
