@@ -10,7 +10,7 @@ in README.md and the guides is also replaced, between these two comments:
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,9 +92,7 @@ class Report:
             raise ValueError(f"results must name a folder; {self.results} is not a folder.")
 
 
-def main(
-    results: Path = RESULTS, readme: Path = HERE / "README.md", pages: Sequence[Path] = PAGES
-) -> None:
+def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
     """Write the report, each study's tables and plots, and the snippets in the guides."""
     parts = [STUDIES_HEADER.format(axes=", ".join(AXES))]
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
@@ -109,7 +107,7 @@ def main(
     studies = len(list(results.glob("*/study.json")))
     print(f"{readme}: {studies} studies, {len(speeds)} benchmarks.")
     snippets = result_snippets(results)
-    for page in pages if results == RESULTS else ():
+    for page in PAGES if results == RESULTS else ():
         page.write_text(replace_snippets(page.read_text(), snippets))
 
 

@@ -36,6 +36,8 @@ from jaxformer.run.run_config import (
 from jaxformer.run.train_setup import check_vocabulary
 from jaxformer.training.schedules import make_schedule
 
+CURVE_POINTS = 50  # losses that are saved of each seed
+
 ExtraMetric = Callable[[Variant, Any, PackedCorpus, StudyTraining], ResultDict]
 
 
@@ -212,7 +214,8 @@ def run_variant(
 ) -> ResultDict:
     """Train and evaluate one variant."""
     trained = train_seeds(variant, training, title)
-    started_at, shown = time.monotonic(), curve_steps(training.run.steps)
+    started_at, steps = time.monotonic(), training.run.steps
+    shown = np.linspace(0, steps - 1, min(CURVE_POINTS, steps)).round().astype(int)
     held_out = held_out_losses(variant.model, trained.params, text.held_out, training)
     extra = extra_metric(variant, trained.params, text, training)
     return {
@@ -228,11 +231,6 @@ def run_variant(
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         **extra,
     }
-
-
-def curve_steps(steps: int, points: int = 50) -> np.ndarray:
-    """Indices of the steps kept in saved curves: the last, and evenly spaced ones before it."""
-    return np.linspace(0, steps - 1, min(points, steps)).round().astype(int)
 
 
 def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:

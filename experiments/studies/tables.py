@@ -71,12 +71,12 @@ def initial_loss(numbers: ResultDict) -> str:
     return NO_VALUE if math.isnan(estimated.mean) else f"{estimated.mean:.2f}"
 
 
-def std_over_seeds(name: str, digits: int = 3) -> Callable[[ResultDict], str]:
+def std_over_seeds(name: str) -> Callable[[ResultDict], str]:
     """Standard deviation over the seeds."""
 
     def cell(numbers: ResultDict) -> str:
         std = estimate(seed_values(numbers, name)).std
-        return NO_VALUE if math.isnan(std) else f"{std:.{digits}f}"
+        return NO_VALUE if math.isnan(std) else f"{std:.3f}"
 
     return cell
 

@@ -23,7 +23,7 @@ from jaxformer.training.progress import Progress
 from jaxformer.training.skip_step import SkipStepConfig
 from jaxformer.training.train_step import TrainState, init_train_state, make_eval_step
 
-TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of `measure_throughput`
+TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of a variant in `measure_throughput`, after one step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,34 +148,28 @@ def compile_variant(
 
 
 def measure_throughput(
-    variants: Sequence[Variant],
-    training: StudyTraining,
-    *,
-    rounds: int = TIMING_ROUNDS,
-    steps: int = TIMING_STEPS,
+    variants: Sequence[Variant], training: StudyTraining
 ) -> dict[str, list[float]]:
     """Time a few steps of every variant, interleaved, so that machine load affects all equally.
 
-        tokens/s = steps * batch_size * row_length / seconds
+        tokens/s = TIMING_STEPS * batch_size * row_length / seconds
 
     Args:
         variants: Variants, in the order of a round.
         training: Settings of the training.
-        rounds: Number of rounds.
-        steps: Timed steps of a variant in each round, after one that is not timed.
 
     Returns:
-        Tokens per second of each round, by variant name.
+        Tokens per second of each of `TIMING_ROUNDS` rounds, by variant name.
     """
     batch = training.batch_getter(training.seeds[0])(0)
     programs = {variant.name: compile_variant(variant, training) for variant in variants}
-    tokens = training.run.batch_size * training.rows.row_length * steps
+    tokens = training.run.batch_size * training.rows.row_length * TIMING_STEPS
     throughputs: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    for _ in range(rounds):
+    for _ in range(TIMING_ROUNDS):
         for name, (begin, update) in programs.items():
             state, _ = jax.block_until_ready(update(begin(training.seeds[0]), batch))
             since = time.monotonic()
-            for _ in range(steps):
+            for _ in range(TIMING_STEPS):
                 state, metrics = update(state, batch)
             jax.block_until_ready(metrics)
             throughputs[name].append(round(tokens / (time.monotonic() - since), 1))

@@ -255,13 +255,13 @@ def qk_norm_rules(
 
 
 def top_level_rules(
-    embedding: str, norm: str | None = None, head: str = "lm_head", head_kernel: str = LINEAR
+    embedding: str, norm: str | None = None, head: str = "lm_head"
 ) -> tuple[MappingRule, ...]:
     """Mapping rules of the token embedding, the final norm if there is one, and the head."""
     return (
         MappingRule(f"{embedding}.weight", EMBEDDING_PATH),
         *(() if norm is None else norm_rules(norm, "decoder/final_norm")),
-        MappingRule(f"{head}.weight", HEAD_PATH, head_kernel),
+        MappingRule(f"{head}.weight", HEAD_PATH, LINEAR),
         MappingRule(f"{head}.bias", "head/bias"),
     )
 

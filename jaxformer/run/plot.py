@@ -80,9 +80,9 @@ def has_matplotlib() -> bool:
     return True
 
 
-def new_figure(count: int, title: str, *, width: float = 6.5) -> Any:
+def new_figure(count: int, title: str) -> Any:
     """A matplotlib figure with panels side by side, without a display."""
     figures = importlib.import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(width * count, 4.2), layout="constrained")
+    figure = figures.Figure(figsize=(6.5 * count, 4.2), layout="constrained")
     figure.suptitle(title)
     return figure, figure.subplots(1, count)
