@@ -99,11 +99,6 @@ class Initialisation(Checked):
         embedding: Embeddings of tokens and learned positions.
         projection: Every other kernel.
         query: Kernels of the queries.
-        key: Kernels of the keys.
-        value: Kernels of the values.
-        out: Kernels from the heads to the residual stream.
-        feed_forward_in: Kernels into the hidden values.
-        feed_forward_out: Kernels out of the hidden values.
         head: Kernel of the logits.
         residual: "depth" divides projections into the residual stream by sqrt(2 * num_layers), so
             that its variance does not grow with depth.
@@ -116,10 +111,5 @@ class Initialisation(Checked):
     embedding: Initialiser = Normal()
     projection: Initialiser = FanIn()
     query: Initialiser | None = None
-    key: Initialiser | None = None
-    value: Initialiser | None = None
-    out: Initialiser | None = None
-    feed_forward_in: Initialiser | None = None
-    feed_forward_out: Initialiser | None = None
     head: Initialiser | None = None
     residual: Literal["plain", "depth"] = "depth"

@@ -59,15 +59,11 @@ class Sinusoid(Checked):
     """Sines and cosines of the position.
 
     Attributes:
-        base: Ratio of the longest to the shortest wavelength, approximately.
         layout: Order of sines and cosines (see `functional.sinusoidal_positions`).
-        sin_first: Whether sines come before cosines.
         offset: Number of the first position; padding id + 1 in fairseq.
     """
 
-    base: AboveOne = 10_000.0
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
-    sin_first: bool = True
     offset: int = 0
 
     max_length = None  # no limit
@@ -77,13 +73,7 @@ class Sinusoid(Checked):
         self, positions: Int[Array, "*any T"], model_dim: int, table: None
     ) -> Float[Array, "*any T D"]:
         """`F.sinusoidal_positions`."""
-        return F.sinusoidal_positions(
-            positions + self.offset,
-            model_dim,
-            base=self.base,
-            layout=self.layout,
-            sin_first=self.sin_first,
-        )
+        return F.sinusoidal_positions(positions + self.offset, model_dim, layout=self.layout)
 
 
 # Positions inside attention
@@ -295,12 +285,7 @@ class TransformerXL(Checked):
         score[i, j] = (query[i] + u) @ key[j] + (query[i] + v) @ W sinusoid(i - j)
 
     with u, v and W learned in every layer.
-
-    Attributes:
-        base: Ratio of the longest to the shortest wavelength of the sinusoids, approximately.
     """
-
-    base: AboveOne = 10_000.0
 
 
 QKRope = Annotated[

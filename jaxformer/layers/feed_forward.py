@@ -75,19 +75,17 @@ class FeedForward(nn.Module):
     @nn.nowrap
     def _into_hidden(self, name: str, width: int, bias: bool) -> Linear:
         """Make a projection from the model width to hidden features."""
-        init = self.config.initialisation
-        kernel_init = init.feed_forward_in or init.projection
-        return Linear((width,), kernel_init, self.runtime, "model -> hidden", bias=bias, name=name)
+        init = self.config.initialisation.projection
+        return Linear((width,), init, self.runtime, "model -> hidden", bias=bias, name=name)
 
     @nn.nowrap
     def _out_of_hidden(
         self, name: str, width: int, bias: bool, *, keep_partial_sums: bool
     ) -> Linear:
         """Make a projection from hidden features to the model width."""
-        init = self.config.initialisation
         return Linear(
             (self.config.model_dim,),
-            init.feed_forward_out or init.projection,
+            self.config.initialisation.projection,
             self.runtime,
             "hidden -> model",
             input_shape=(width,),
@@ -211,16 +209,15 @@ class GroupedExperts(nn.Module):
     def __call__(
         self, rows: Float[Array, "R D"], group_sizes: Int[Array, " E"]
     ) -> Float[Array, "R D"]:
-        expert, init = self.option.expert, self.config.initialisation
+        expert, init = self.option.expert, self.config.initialisation.projection
         width, count = rows.shape[-1], self.option.num_experts
         rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
-        kernel_init = init.feed_forward_in or init.projection
         projections = {
             name: ExpertLinear(
                 (count, width, expert.hidden_dim),
                 "model -> hidden",
                 self.runtime,
-                kernel_init,
+                init,
                 bias=expert.bias,
                 name=name,
             )(rows, group_sizes)
@@ -231,7 +228,7 @@ class GroupedExperts(nn.Module):
             (count, expert.hidden_dim, width),
             "hidden -> model",
             self.runtime,
-            init.feed_forward_out or init.projection,
+            init,
             bias=expert.bias,
             init_divisor=1.0 if self.option.latent else self.config.residual_init_divisor,
             name="down",

@@ -174,7 +174,7 @@ CANNOT = {
         lambda: change(head=c.LMHead(masked_ids=tuple(range(31)))),
         "masked_ids must leave at least one id; it masks all 31",
     ),
-    "sinusoid of base 1": (lambda: c.Sinusoid(base=1.0), "Sinusoid.base must be above 1; got 1.0"),
+    "angles of base 1": (lambda: c.Angles(base=1.0), "Angles.base must be above 1; got 1.0"),
     "temperature=nan": (
         lambda: samplers.Sample(temperature=math.nan),
         "Sample.temperature must be a finite float32 number; got nan",

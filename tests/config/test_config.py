@@ -486,7 +486,6 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (lambda: c.Router(capacity=0), "Router.capacity must be positive; got 0"),
         (lambda: c.SparseMixer(jitter=0.0), "SparseMixer.jitter must be positive; got 0.0"),
-        (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
         (
             lambda: change(model_dim=13, attention=dict(positions=(c.TransformerXL(),))),
             "TransformerXL needs an even model_dim .* got 13",
@@ -851,8 +850,7 @@ OTHERS = [
             projection=c.FanAverage(gain=2.0),
             query=c.FanIn(gain=0.5),
             residual="plain",
-            **dict.fromkeys(("key", "value", "out", "feed_forward_in"), c.Zeros()),
-            **dict.fromkeys(("feed_forward_out", "head"), c.FanIn()),
+            head=c.Zeros(),
         ),
         dropout=c.Dropout(embedding=0.1, attention=0.2, feed_forward=0.3, residual=0.4),
         feed_forward=(
@@ -877,10 +875,8 @@ OTHERS = [
         ),
         norm=c.RMSNorm(parameters="none"),
         topology=c.Encoder(),
-        attention=dict(positions=(c.Alibi(scale=2.0), c.TransformerXL(base=9.0))),
-        embedding=c.Embedding(
-            positions=c.Sinusoid(base=9.0, layout="halves", sin_first=False, offset=2)
-        ),
+        attention=dict(positions=(c.Alibi(scale=2.0), c.TransformerXL())),
+        embedding=c.Embedding(positions=c.Sinusoid(layout="halves", offset=2)),
     ),
     change(
         topology=c.EncoderDecoder(

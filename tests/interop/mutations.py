@@ -194,7 +194,6 @@ MUTATIONS = {
     "alibi": Mutation("bloom", attention(positions=(None,))),
     "alibi scale": Mutation("falcon_rw", attention(positions=(c.Alibi(),))),
     "t5 buckets": Mutation("t5", attention(positions=(c.T5Bias(num_buckets=8, max_distance=20),))),
-    "transformer-xl": Mutation("ref_gopher", attention(positions=(c.TransformerXL(base=1e3),))),
     "transformer-xl, no positions": Mutation("xlnet_uni", attention(positions=(None,))),
     "learned positions": Mutation("gpt2", embedding(positions=None)),
     "a scale for each layer": Mutation(

@@ -380,14 +380,7 @@ def test_initial_sizes(config, tokens):
         model_dim=210,
         num_layers=8,
         initialisation=Initialisation(
-            embedding=Normal(std=0.5),
-            query=FanIn(gain=2.0),
-            key=FanAverage(),
-            value=Normal(std=0.3),
-            out=FanIn(),
-            feed_forward_in=FanIn(gain=0.5),
-            feed_forward_out=Normal(std=0.4),
-            head=Zeros(),
+            embedding=Normal(std=0.5), query=FanIn(gain=2.0), projection=FanAverage(), head=Zeros()
         ),
         attention=dict(head_dim=50),
         feed_forward=(GLU(hidden_dim=400),),
@@ -402,10 +395,10 @@ def test_initial_sizes(config, tokens):
     assert np.std(params["embedding"]["tokens"]["embedding"]) == pytest.approx(0.5, rel=0.05)
     assert std("attention", "query") == pytest.approx(2 * 210**-0.5, rel=0.02)
     assert std("attention", "key") == pytest.approx(((210 + 100) / 2) ** -0.5, rel=0.02)
-    assert std("attention", "value") == pytest.approx(0.3, rel=0.02)
-    assert std("attention", "out") == pytest.approx(depth * 200**-0.5, rel=0.02)
-    assert std("feed_forward", "gate") == pytest.approx(0.5 * 210**-0.5, rel=0.02)
-    assert std("feed_forward", "down") == pytest.approx(depth * 0.4, rel=0.02)
+    assert std("attention", "value") == pytest.approx(((210 + 100) / 2) ** -0.5, rel=0.02)
+    assert std("attention", "out") == pytest.approx(depth * 205**-0.5, rel=0.02)
+    assert std("feed_forward", "gate") == pytest.approx(305**-0.5, rel=0.02)
+    assert std("feed_forward", "down") == pytest.approx(depth * 305**-0.5, rel=0.02)
     assert np.all(params["head"]["kernel"] == 0)
     plain = replace(wide, initialisation=replace(wide.initialisation, residual="plain"))
     assert (wide.residual_init_divisor, plain.residual_init_divisor) == (4.0, 1.0)

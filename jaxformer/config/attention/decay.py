@@ -1,7 +1,6 @@
 """Decay attention options: a linear recurrence with a state of constant size."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax.numpy as jnp
 
@@ -17,13 +16,11 @@ class Angles(Checked):
 
     Attributes:
         base: Ratio of the longest to the shortest wavelength, approximately.
-        pairing: Features that form a pair (see `functional.rotate`).
         learned: Whether each head learns its angles, starting from these, as the linear recurrent
             unit does (Orvieto et al., 2023. arXiv:2303.06349, section 3.3).
     """
 
     base: AboveOne = 10_000.0
-    pairing: Literal["halves", "neighbours"] = "halves"
     learned: bool = False
 
 

@@ -82,14 +82,14 @@ class AttentionModule(nn.Module):
         bias: str | None = None,
         name: str | None = None,
     ) -> Linear:
-        """Make a projection to heads; `role` names its initialiser, if it has one of its own.
+        """Make a projection to heads; queries may have an initialiser of their own.
 
         It has a bias if `bias`, by default the role, is among the biases of the attention kind.
         """
         init = self.config.initialisation
         return Linear(
             features,
-            getattr(init, role, None) or init.projection,
+            (role == "query" and init.query) or init.projection,
             self.runtime,
             " ".join([axes, *["features"] * (len(features) - 1)]),
             bias=(bias or role) in self.attention.biases,
@@ -99,10 +99,9 @@ class AttentionModule(nn.Module):
     @nn.nowrap
     def output_projection(self, heads: tuple[int, int], *, name: str | None = None) -> Linear:
         """Make the output projection, from heads to the model width."""
-        init = self.config.initialisation
         return Linear(
             (self.config.model_dim,),
-            init.out or init.projection,
+            self.config.initialisation.projection,
             self.runtime,
             "heads features -> model",
             input_shape=heads,

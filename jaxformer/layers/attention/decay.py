@@ -46,7 +46,7 @@ class DecayAttention(AttentionModule):
         self, x: Float[Array, "*batch T D"], inputs: c.MixerInputs, state: LayerState = NO_STATE
     ) -> tuple[Float[Array, "*batch T D"], LayerState]:
         """Decay attention over the sequence and the cached state; returns the new one too."""
-        attention, cache = self.attention, state.cache
+        cache = state.cache
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         value = self.value(x).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
@@ -59,7 +59,6 @@ class DecayAttention(AttentionModule):
             initial_state=cache and get_layer(cache.state, state.cache_update)[..., 0, :],
             segments=inputs.segments,
             valid=inputs.valid,
-            pairing="halves" if attention.angles is None else attention.angles.pairing,
             axis_name=self.runtime.mesh_axes.context,
         )
         y = self.out(output.astype(self.runtime.dtype))

@@ -29,8 +29,7 @@ class LatentAttention(AttentionModule):
     attention: c.Latent
 
     def setup(self):
-        cfg, init, runtime = self.attention, self.config.initialisation, self.runtime
-        kernel_init = init.projection
+        cfg, init, runtime = self.attention, self.config.initialisation.projection, self.runtime
         per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
         if cfg.query_latent_dim is None:
             self.query = self.projection("query", per_query)
@@ -41,13 +40,9 @@ class LatentAttention(AttentionModule):
         self.latent = self.shared_projection("latent", cfg.latent_dim)
         self.latent_norm = Norm(cfg.norm, runtime)
         self.rotary_key = self.shared_projection("rotary_key", cfg.rope_dim)
-        key, value = init.key or kernel_init, init.value or kernel_init
-        self.key = HeadKernel(
-            (cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, runtime, PER_HEAD_AXES
-        )
-        self.value = HeadKernel(
-            (cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, PER_HEAD_AXES
-        )
+        for_kernels = init, runtime, PER_HEAD_AXES
+        self.key = HeadKernel((cfg.latent_dim, cfg.num_heads, cfg.nope_dim), *for_kernels)
+        self.value = HeadKernel((cfg.latent_dim, cfg.num_heads, cfg.value_dim), *for_kernels)
         heads = cfg.num_heads, cfg.value_dim
         self.output_gate, self.output_gate_bias = self.output_gate_parts(heads)
         self.out = self.output_projection(heads)

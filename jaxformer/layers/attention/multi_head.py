@@ -225,7 +225,6 @@ class MultiHeadAttention(GroupedHeadsAttention):
             self.relative().merged(),
             queries,
             keys,
-            base=option.base,
             bidirectional=not self.causal,
         )
         scale = query.shape[-1] ** -0.5 if scale is None else scale

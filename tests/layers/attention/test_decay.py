@@ -42,29 +42,22 @@ def model(config=CONFIG):
 # The layer
 
 
-def by_hand(params, x, angles, pairing):
+def by_hand(params, x, angles):
     """The branch in complex128, from the parameters alone."""
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     gamma = 1 / (1 + np.exp(-p["memory"]["bias"]))[:, None]
     value = np.einsum("btd,dnh->btnh", np.asarray(x, np.float64), p["value"]["kernel"])
     value = value * np.sqrt(1 - gamma**2)
-    if pairing == "halves":
-        z = value[..., : H // 2] + 1j * value[..., H // 2 :]
-    else:
-        z = value[..., 0::2] + 1j * value[..., 1::2]
+    z = value[..., : H // 2] + 1j * value[..., H // 2 :]
     h, heads = np.zeros_like(z[:, 0]), np.zeros_like(value)
     for t in range(x.shape[1]):
         h = gamma * np.exp(-1j * angles) * h + z[:, t]
-        if pairing == "halves":
-            heads[:, t, :, : H // 2], heads[:, t, :, H // 2 :] = h.real, h.imag
-        else:
-            heads[:, t, :, 0::2], heads[:, t, :, 1::2] = h.real, h.imag
+        heads[:, t, :, : H // 2], heads[:, t, :, H // 2 :] = h.real, h.imag
     return np.einsum("btnh,nhd->btd", heads, p["out"]["kernel"])
 
 
 CHOICES = {
     "rotary angles": c.Angles(base=50.0),
-    "neighbours": c.Angles(base=50.0, pairing="neighbours"),
     "learned angles": c.Angles(learned=True),
     "real": None,
 }
@@ -84,8 +77,7 @@ def test_layer_by_hand(normal, angles):
     turns = np.zeros((N, H // 2)) if angles is None else 50.0 ** (-np.arange(0, H, 2) / H)
     turns = np.asarray(params["angles"]["bias"]) if "angles" in params else turns
     actual, state = jax.jit(module.apply)({"params": params}, x, NO_INPUTS)
-    pairing = "halves" if angles is None else angles.pairing
-    np.testing.assert_allclose(actual, by_hand(params, x, turns, pairing), atol=1e-5)
+    np.testing.assert_allclose(actual, by_hand(params, x, turns), atol=1e-5)
     assert state.cache is None
 
 
