@@ -177,7 +177,7 @@ KINDS = {
         positions=(Rope(scaling=STRETCHED), T5, None),
         query_scaling=QueryScaling(beta=0.7, original_max_length=3),
     ),
-    "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles()),
+    "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(base=50.0)),
     "convolution": ShortConvolution(
         num_heads=2, head_dim=3, width=4, biases=("in", "convolution", "out")
     ),
