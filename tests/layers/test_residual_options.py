@@ -61,7 +61,18 @@ CONFIGS = {
 }
 DEFAULT = ["own, history", "manifold"]
 BY_DEFAULT = pytest.mark.slow(but=DEFAULT)
-by_option = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+SELDOM = (  # another like each is among the slow tests
+    *("own, sandwich", "own, norm after the sum", "own, streams, parallel", "identity"),
+    *("hyper-connections, fixed", "manifold, mean", "skips, odd", "attention, parallel"),
+    *("altup", "layer scale", "rezero", "scaling", "laurel"),
+)
+by_option = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=pytest.mark.exhaustive if name in SELDOM else ())
+        for name, config in CONFIGS.items()
+    ],
+)
 
 
 @by_option
@@ -101,6 +112,7 @@ def test_it_trains_on_eight_devices_as_on_one(config):
 
 
 @by_option
+@BY_DEFAULT
 def test_it_is_counted_and_printed(config):
     params = random_params(config)
     assert costs.num_parameters(config) == sum(x.size for x in jax.tree.leaves(params))
