@@ -321,8 +321,10 @@ def measured_bytes(config, batch, length, remat, *, packed=False):
         (GATED_DELTA, 2, 192),
         (c.SelectiveScan(width=384, step_rank=12), 1, 768),  # more than a chunk
         (c.RGLRU(num_heads=4, head_dim=48), 2, 192),
+        (c.TimeMixing(width=192), 2, 192),
+        (c.ChannelMixing(hidden_dim=768), 2, 192),
     ],
-    ids=["Decay", "LinearAttention", "SelectiveScan", "RGLRU"],
+    ids=["Decay", "LinearAttention", "SelectiveScan", "RGLRU", "TimeMixing", "ChannelMixing"],
 )
 @pytest.mark.slow
 def test_activation_bytes_of_recurrences_are_near_the_compilers(remat, kind, batch, length):

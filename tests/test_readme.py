@@ -122,6 +122,8 @@ OPTIONS_DRAWN = {
     "Decay": "complex decay",
     "SelectiveScan": "selective scan",
     "RGLRU": "RG-LRU",
+    "TimeMixing": "WKV",
+    "ChannelMixing": "channel mixing",
     "ShortConvolution": "short convolution",
     "Mixer": "custom mixer",
     "HybridHeads": "hybrids of layers or of heads",

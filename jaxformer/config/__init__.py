@@ -22,6 +22,8 @@ from jaxformer.config.attention.output_gate import OutputGate as OutputGate
 from jaxformer.config.attention.query_scaling import QueryPower as QueryPower
 from jaxformer.config.attention.query_scaling import QueryScaling as QueryScaling
 from jaxformer.config.attention.rg_lru import RGLRU as RGLRU
+from jaxformer.config.attention.rwkv import ChannelMixing as ChannelMixing
+from jaxformer.config.attention.rwkv import TimeMixing as TimeMixing
 from jaxformer.config.attention.selective_scan import SelectiveScan as SelectiveScan
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution as ShortConvolution

@@ -54,6 +54,7 @@ SIZES: Mapping[str, Any] = dict.fromkeys(WIDTHS, TINY_HEAD_DIM) | {
     "LayerEmbedding.dim": TINY_HEAD_DIM,
     "MultiHead.value_dim": TINY_HEAD_DIM // 2,
     "SelectiveScan.width": 4 * TINY_HEAD_DIM,
+    "TimeMixing.width": 4 * TINY_HEAD_DIM,
 }
 
 

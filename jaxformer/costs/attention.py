@@ -28,7 +28,9 @@ def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
     return total
 
 
-def layer_cache_bytes(layer: c.Layer, num_tokens: int, bytes_per_number: int) -> int:
+def layer_cache_bytes(
+    layer: c.Layer, model_dim: int, num_tokens: int, bytes_per_number: int
+) -> int:
     """Cache bytes of one layer for `num_tokens` tokens; a recurrent state stays float32.
 
     Raises:
@@ -36,6 +38,6 @@ def layer_cache_bytes(layer: c.Layer, num_tokens: int, bytes_per_number: int) ->
     """
     if isinstance(bytes_per_number, bool) or bytes_per_number not in CACHE_DTYPES:
         raise ValueError(f"bytes_per_number must be 1, 2 or 4; got {bytes_per_number!r}.")
-    shape = CacheShape((), num_tokens, CACHE_DTYPES[bytes_per_number])
+    shape = CacheShape((), num_tokens, CACHE_DTYPES[bytes_per_number], model_dim)
     cache = jax.eval_shape(lambda: layer.attention.empty_layer_cache(shape))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))

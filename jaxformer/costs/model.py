@@ -204,11 +204,12 @@ def cache_bytes(
     total = 0
     for layer in config.invocations.get("decoder", config.layers):
         num_tokens = visible_keys(layer.window, length)
-        total += layer_cache_bytes(layer, num_tokens, bytes_per_number)
+        total += layer_cache_bytes(layer, config.model_dim, num_tokens, bytes_per_number)
     if config.topology.is_encoder_decoder:
         attention: Any = config.layers[0].attention
         cross = replace(config.layers[0], attention=replace(attention, positions=(None,)))
-        total += config.num_layers * layer_cache_bytes(cross, source_length, bytes_per_number)
+        sizes = config.model_dim, source_length, bytes_per_number
+        total += config.num_layers * layer_cache_bytes(cross, *sizes)
     return batch * total
 
 

@@ -182,6 +182,8 @@ from jaxformer.functional.streams import manifold_hyper_connections as manifold_
 from jaxformer.functional.streams import match_length as match_length
 from jaxformer.functional.streams import sinkhorn as sinkhorn
 from jaxformer.functional.streams import weighted_streams as weighted_streams
+from jaxformer.functional.wkv import WeightedKeyValue as WeightedKeyValue
+from jaxformer.functional.wkv import wkv as wkv
 
 # Public functions and types, without constants and modules.
 __all__ = sorted(

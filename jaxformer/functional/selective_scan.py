@@ -1,10 +1,8 @@
 """Selective scan: a state per feature, whose decay depends on the token (Mamba 1)."""
 
-import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
@@ -13,6 +11,7 @@ from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.decay import token_steps
 from jaxformer.functional.sequence_parts import (
     join_parts,
+    scan_in_blocks,
     split_masks,
     split_parts,
     states_between_parts,
@@ -144,9 +143,7 @@ def scan_states(
     run = partial(_scan, tokens, rate, chunk_size=chunk_size)
     zeros = pvary_like(jnp.zeros((2, *state.shape)), tokens)
     summaries = run(zeros)[1], _total_decay(tokens, rate)
-    before, after = states_between_parts(
-        lambda state, part: part[0] + part[1] * state, summaries, documents, state, axis_name
-    )
+    before, after = states_between_parts(_advance, summaries, documents, state, axis_name)
     output = join_parts(jnp.moveaxis(run(before)[0], 0, -2), -2)
     return output, jnp.swapaxes(after, -1, -2)
 
@@ -173,45 +170,20 @@ def _tokens(
 def _scan(
     tokens: Tokens, rate: Float32[Array, "M C"], state: Array, chunk_size: int
 ) -> tuple[Float32[Array, "T *batch C"], Float32[Array, "*batch M C"]]:
-    """Chunk by chunk; padding at the end writes nothing."""
-    length = tokens.value.shape[0]
-    size = max(1, min(chunk_size, length))
-    block = 1 + math.isqrt(size - 1)
-    size = block * -(-size // block)
+    """Outputs and the last state; padding at the end writes nothing."""
 
-    def split(x: Array) -> Array:
-        x = jnp.pad(x, [(0, -length % size)] + [(0, 0)] * (x.ndim - 1))
-        return jnp.swapaxes(x.reshape(-1, size // block, block, *x.shape[1:]), 1, 2)
-
-    body = jax.checkpoint(partial(_chunk, rate=rate))
-    state, output = jax.lax.scan(body, state, jax.tree.map(split, tokens))
-    output = jnp.swapaxes(output, 1, 2)
-    return output.reshape(-1, *output.shape[3:])[:length], state
-
-
-def _chunk(
-    state: Float32[Array, "*batch M C"], tokens: Any, rate: Float32[Array, "M C"]
-) -> tuple[Array, Array]:
-    """One chunk: the new state, and the outputs of its tokens [position, block, ...].
-
-    The blocks run side by side, a position at a time.
-    """
-    blocks = tokens.value.shape[1]
-
-    @jax.checkpoint
-    def advance(h: Array, token: Tokens) -> tuple[Array, Array]:
+    def step(h: Array, token: Tokens) -> tuple[Array, Array]:
         h = _total_decay(token, rate, axis=None) * h
         h = h + token.write[..., :, None] * token.value[..., None, :]
         return h, jnp.sum(h * token.read[..., :, None], axis=-2)
 
-    before = state[None]
-    if blocks > 1:
-        zeros = pvary_like(jnp.zeros((blocks, *state.shape)), state, tokens)
-        ends, _ = jax.lax.scan(lambda h, token: (advance(h, token)[0], None), zeros, tokens)
-        pairs = _total_decay(tokens, rate), ends
-        _, before = jax.lax.scan(lambda h, pair: (pair[0] * h + pair[1], h), state, pairs)
-    after, output = jax.lax.scan(advance, before, tokens)
-    return after[-1], output
+    decays = partial(_total_decay, rate=rate)
+    return scan_in_blocks(step, _advance, decays, tokens, state, chunk_size)
+
+
+def _advance(state: Array, part: tuple[Array, Array]) -> Array:
+    """The state after some tokens, from the state that they make of zeros and their decay."""
+    return part[0] + part[1] * state
 
 
 def _total_decay(

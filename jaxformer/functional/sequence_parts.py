@@ -1,5 +1,6 @@
-"""States of a recurrence over a sequence that devices share in the order of `zigzag_order`."""
+"""States of a recurrence over blocks of a sequence, and over parts that devices share."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -122,3 +123,51 @@ def states_between_parts(
     (state, _, _), states = jax.lax.scan(step, pvary_like(carry, parts), parts)
     index = jax.lax.axis_index(axis_name)
     return states[jnp.stack([index, len(states) - 1 - index])], state
+
+
+def scan_in_blocks(
+    step: Callable[[Array, T], tuple[Array, Array]],
+    advance: Callable[[Array, tuple[Array, Array]], Array],
+    decays: Callable[[T], Array],
+    tokens: T,
+    state: Float[Array, "*batch S C"],
+    chunk_size: int,
+) -> tuple[Float[Array, "T *batch C"], Float[Array, "*batch S C"]]:
+    """Outputs of a recurrence, and the state after the last token, chunk by chunk.
+
+    About chunk_size ** 0.5 blocks of a chunk run side by side, once from zeros, to find the states
+    between them, and once from these. The gradient keeps a state per chunk, and those of one.
+
+    Args:
+        step: State after a token, and its output, from the state before it and the token.
+        advance: State after a block, from the state before it, the state to which the block alone
+            leads, and its decay.
+        decays: Decay over all tokens [T, ...] of a block.
+        tokens: Arrays with tokens first; tokens of zeros leave the state as it is.
+        state: State before the first token; zeros are the state of no tokens.
+        chunk_size: Tokens per chunk.
+    """
+    length = jax.tree.leaves(tokens)[0].shape[0]
+    size = max(1, min(chunk_size, length))
+    block = 1 + math.isqrt(size - 1)
+    size = block * -(-size // block)
+    step = jax.checkpoint(step)
+
+    def split(x: Array) -> Array:
+        x = jnp.pad(x, [(0, -length % size)] + [(0, 0)] * (x.ndim - 1))
+        return jnp.swapaxes(x.reshape(-1, size // block, block, *x.shape[1:]), 1, 2)
+
+    @jax.checkpoint
+    def chunk(state: Array, tokens: T) -> tuple[Array, Array]:
+        before = state[None]
+        if size > block:
+            zeros = pvary_like(jnp.zeros((size // block, *state.shape)), state, tokens)
+            ends, _ = jax.lax.scan(lambda s, token: (step(s, token)[0], None), zeros, tokens)
+            parts = ends, decays(tokens)
+            _, before = jax.lax.scan(lambda s, part: (advance(s, part), s), state, parts)
+        after, output = jax.lax.scan(step, before, tokens)
+        return after[-1], output
+
+    state, output = jax.lax.scan(chunk, state, jax.tree.map(split, tokens))
+    output = jnp.swapaxes(output, 1, 2)
+    return output.reshape(-1, *output.shape[3:])[:length], state

@@ -32,7 +32,8 @@ class MappingRule:
     """Rule that maps one Hugging Face tensor to one or more parameters.
 
     Attributes:
-        hf_name: Name of the tensor, with "{layer}", "{next_layer}" and "{expert}" for the indices.
+        hf_name: Name of the tensor, with "{layer}", "{next_layer}" and "{expert}" for the indices,
+            and "{half_layer}" where two layers are one block there.
         params: Paths of the parameters, relative to the layer in rules of a stack.
         transform: Pattern of the axes, or another conversion of the values, or a function that
             gives it for a configuration.
@@ -100,7 +101,7 @@ class ParamMapping:
 
 
 def decoder_mapping(*rules: MappingRule) -> ParamMapping:
-    """The mapping of a decoder; names with "{layer}" or "{next_layer}" belong to layers."""
+    """The mapping of a decoder; names with "{layer}" and the like belong to layers."""
     layer = tuple(rule for rule in rules if "layer}" in rule.hf_name)
     top_level = tuple(rule for rule in rules if "layer}" not in rule.hf_name)
     return ParamMapping(top_level=top_level, stacks={"decoder": layer})
@@ -162,7 +163,9 @@ def expand_mapping(
                 name = row.hf_name
                 if layer == len(layers) - 1 and row.last_hf_name is not None:
                     name = row.last_hf_name
-                name = name.replace("{layer}", str(layer)).replace("{next_layer}", str(layer + 1))
+                numbers = {"layer": layer, "next_layer": layer + 1, "half_layer": layer // 2}
+                for word, number in numbers.items():
+                    name = name.replace(f"{{{word}}}", str(number))
                 if replaced.intersection(row.param_paths) or (
                     row.alternative and name not in stored
                 ):

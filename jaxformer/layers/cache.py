@@ -119,7 +119,7 @@ def empty_cache(
     def layer(index: int, *stacked: int) -> LayerCache:
         options = layers[index]
         slots = num_slots(options.window, capacity)
-        shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
+        shape = CacheShape((*stacked, *batch), slots, dtype, config.model_dim, tensor_parallel_size)
         return LayerCache(options.attention.empty_layer_cache(shape))
 
     groups = segments.groups()

@@ -37,7 +37,7 @@ FLOAT32 = np.dtype(np.float32)
 # streams and of recurrences.
 FLOAT32_PARAMETERS = (
     *("/router/kernel", "/router/bias", "/selection_bias", "/expert_scale", "/sinks"),
-    *("/rate/bias", "/step_bias/bias", "/skip/bias", "/memory/bias", "/angles/bias"),
+    *("/rate/bias", "/bonus/bias", "/step_bias/bias", "/skip/bias", "/memory/bias", "/angles/bias"),
     *(f"/relative_bias/{x}" for x in ("c", "length_factor", "hidden_kernel", "hidden_bias")),
     *("/relative_bias/out_kernel", "/relative_bias/out_bias", "/layer_scalar"),
     *(f"_residual/{x}" for x in ("read", "mix", "write", "norm", "weights")),

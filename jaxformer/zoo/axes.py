@@ -42,6 +42,8 @@ ATTENTION_NAMES: Mapping[type, str] = {
     c.LinearAttention: "linear",
     c.SelectiveScan: "selective scan",
     c.RGLRU: "RG-LRU",
+    c.TimeMixing: "WKV",
+    c.ChannelMixing: "channel mixing",
 }
 QK_NORM_NAMES = {
     "width": "all heads together",

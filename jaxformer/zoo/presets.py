@@ -41,6 +41,7 @@ from jaxformer.zoo import (
     palm,
     phi,
     qwen,
+    rwkv,
     seed,
     smollm,
     stablelm,
@@ -56,7 +57,7 @@ FAMILIES = (
     *(translators, codegen, bigcode, mpt),
     *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, starcoder, cohere),
     *(baichuan, deepseek, grok, dbrx, stablelm, glm, ernie, smollm, exaone, arcee, seed),
-    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba, apertus),
+    *(minimax, nanochat, hunyuan, gpt_oss, granite, lfm, mamba, rwkv, apertus),
 )
 PRESETS: Mapping[str, c.TransformerConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.PRESETS.items()}

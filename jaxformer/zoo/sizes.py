@@ -69,6 +69,8 @@ OPTIONS: Mapping[type, Mapping[str, str]] = {
     c.LinearAttention: {"num_heads": "value_heads"},
     c.SelectiveScan: {"width": "twice_width", "step_rank": "step_rank"},
     c.RGLRU: HEAD_OPTIONS,
+    c.TimeMixing: {"width": "width"},
+    c.ChannelMixing: {"hidden_dim": "hidden"},
     c.Rope: {"base": "base"},
     c.RMSNorm: {"eps": "eps"},
     c.MoE: {"num_experts": "experts", "top_k": "top_k"},

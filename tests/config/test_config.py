@@ -782,7 +782,7 @@ def test_tiny_keeps_every_choice(name):
         ([kind for kind in kinds if kind.has_scores] or kinds)[-1]
         for kinds in ([layer.attention for layer in x.layers] for x in (config, tiny))
     )
-    has_heads = not isinstance(before, c.SelectiveScan)
+    has_heads = not isinstance(before, c.SelectiveScan | c.TimeMixing | c.ChannelMixing)
     if has_heads and not isinstance(before, c.Latent):
         shared = [getattr(x, "num_kv_heads", None) or x.num_key_heads for x in (before, after)]
         assert (before.num_heads == shared[0]) == (after.num_heads == shared[1])
@@ -919,6 +919,8 @@ OTHERS = [
             c.NoAttention(),
             c.ShortConvolution(num_heads=2, head_dim=3, width=4, biases=("in",)),
             c.RGLRU(num_heads=2, head_dim=3, convolution_width=3, activation="relu"),
+            c.TimeMixing(width=6),
+            c.ChannelMixing(hidden_dim=5),
             c.SelectiveScan(
                 width=6,
                 step_rank=2,

@@ -288,6 +288,10 @@ WRONG = {
         lambda f: f(ones(5, 3), ones(5, 3), ones(5, 3), ones(4)),
         r"rate has C = 4 \(axis 0 .*\), but x has C = 3 \(axis 1",
     ),
+    "wkv": (
+        lambda f: f(ones(5, 3), ones(5, 3), ones(3), ones(4)),
+        r"bonus has C = 4 \(axis 0 .*\), but key has C = 3 \(axis 1",
+    ),
     "mixture_of_experts": (
         lambda f: f(ones(5, 4), F.route(ones(6, 3), top_k=1), lambda x, _: x, num_experts=3),
         r"routing must have .* for x \(5, 4\); got \(6, 1\) and \(6, 1\)",

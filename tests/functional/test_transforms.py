@@ -216,6 +216,16 @@ CASES |= {
         ),
         (*(draw(2, 5, 3, seed=seed) for seed in range(3)), SEGMENTS, VALID),
     ),
+    "wkv": (
+        lambda key, value, segments, valid: (
+            F.wkv(
+                *(key, value, np.float32([0.5, 2, 3]), np.float32([-1, 0, 1])),
+                segments=segments,
+                valid=valid,
+            ).output
+        ),
+        (*(draw(2, 5, 3, seed=seed) for seed in range(2)), SEGMENTS, VALID),
+    ),
     "selective_scan": (
         lambda x, step, write, read, segments, valid: (
             F.selective_scan(

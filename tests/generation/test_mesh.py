@@ -71,6 +71,7 @@ CASES = [
     ("latent", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("bamba-9b", "greedy", dict(tensor=4, data=2)),  # more devices than key heads
     ("hybrid heads", "beam", dict(tensor=2, fsdp=2, data=2)),
+    ("rwkv-4-169m", "beam", dict(tensor=4, data=2)),
 ]
 MORE = [
     ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),

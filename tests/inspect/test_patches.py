@@ -8,6 +8,7 @@ import pytest
 from jaxformer import inspect
 from jaxformer.config import (
     RGLRU,
+    ChannelMixing,
     Decay,
     Encoder,
     EncoderDecoder,
@@ -17,6 +18,7 @@ from jaxformer.config import (
     SharedKV,
     ShortConvolution,
     SlopeDecay,
+    TimeMixing,
 )
 from jaxformer.inspect import Add, At, Mean, Replace, Zero
 from jaxformer.inspect.patched_run import run_bound
@@ -33,6 +35,7 @@ MODELS = {
     "latent": {"attention": LATENT},
     "linear": {"attention": LINEAR},
     "scan": {"attention": SelectiveScan(width=12, step_rank=3, state_dim=5)},
+    "rwkv": {"attention": (TimeMixing(width=12), ChannelMixing(hidden_dim=9)), "num_layers": 4},
     "rg_lru": {"attention": RGLRU(num_heads=4, head_dim=5)},
     "convolution": {"attention": ShortConvolution(num_heads=4, head_dim=5, width=3)},
     "encoder": {"topology": Encoder()},

@@ -33,7 +33,8 @@ LENGTH, SOURCE_LENGTH = 13, 9
 LENGTHS = {"llama_dynamic": (7, 13), "phi3_longrope": (7, 13), "ref_phi3_small": (20,)}
 UNUSED = (
     *("mask_emb", "seg_embed", "r_s_bias"),  # parameters of XLNet that plain text never meets
-    *("self_attn.slope_rate", "_decay"),  # tables of MiniMax, which follow from its configuration
+    # tables of MiniMax, which follow from its configuration
+    *("self_attn.slope_rate", "query_decay", "key_decay", "diagonal_decay"),
     *("act_fn.beta", "act_fn.eps"),  # of xIELU, which are not learned
 )
 

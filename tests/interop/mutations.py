@@ -281,6 +281,7 @@ MUTATIONS = {
     "activation of a recurrence's gate": Mutation(
         "recurrent_gemma", mixer(c.RGLRU, activation="silu")
     ),
+    "eps of the last norm": Mutation("rwkv", model(last_norm=None)),
     "decay of a state": Mutation("mamba2", attention(decay=None, beta="one")),
     "decay of each feature": Mutation(
         "kimi_linear", linear(decay=c.StepDecay(over="feature", rank=8, max_step=0.5))

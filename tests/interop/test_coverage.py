@@ -43,11 +43,11 @@ def test_the_command_prints_the_numbers_that_the_guides_say():
 def test_an_error_says_what_a_model_lacks(tmp_path):
     path = tmp_path / "config.json"
     for values in (
-        {"model_type": "rwkv"},
-        {"model_type": "rwkv_vl", "text_config": {"model_type": "rwkv"}},
+        {"model_type": "xlstm"},
+        {"model_type": "xlstm_vl", "text_config": {"model_type": "xlstm"}},
     ):
         path.write_text(json.dumps(values))
-        with pytest.raises(ValueError, match="needs the WKV recurrence; `jaxformer zoo"):
+        with pytest.raises(ValueError, match="needs matrix and scalar LSTMs; `jaxformer zoo"):
             load_config(tmp_path)
 
 

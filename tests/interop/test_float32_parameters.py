@@ -28,6 +28,7 @@ ROUNDED = (  # read in float32, but of bfloat16 in the files of released models
     *("norm/scale", "norm/bias", "convolution/kernel", "convolution/bias"),
     *("query/bias", "key/bias", "value/bias", "out/bias", "gate/bias", "up/bias", "down/bias"),
     *("head/bias", "relative_bias/embedding", "content_bias/bias", "position_bias/bias"),
+    *("shift/key", "shift/value", "shift/receptance"),
     *("relative/kernel", "feed_forward/alpha_n", "feed_forward/alpha_p"),
 )
 LLAMA = zoo.get("llama-2-7b").tiny()
@@ -53,7 +54,7 @@ def params():
     "name",
     [
         *("gpt-oss-20b", "deepseek-v3", "gemma-4-26b-a4b", "bamba-9b", "bloom-176b", "gopher-280b"),
-        *("apertus-8b", *WITHOUT_FAMILY),
+        *("apertus-8b", "rwkv-4-169m", *WITHOUT_FAMILY),
     ],
 )
 @pytest.mark.slow(but=["gpt-oss-20b", "deepseek-v3", "bamba-9b", "hyper-connections"])

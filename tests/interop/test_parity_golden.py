@@ -172,7 +172,7 @@ def test_a_released_olmo_hybrid_has_true_parts_and_other_names(loaded, tmp_path)
 RECURRENT = (
     *("falcon_h1", "falcon_h1_without_norm", "olmo_hybrid", "olmo_hybrid_nope"),
     *("bamba", "mamba2", "granitemoehybrid", "granitemoehybrid_dense", "nemotron_h"),
-    "nemotron_h_latent",
+    *("nemotron_h_latent", "rwkv"),
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "lfm3", "lara_mini"),
 )
 

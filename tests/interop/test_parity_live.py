@@ -230,6 +230,8 @@ SIZES = {
     | {"attn_layer_period": 3, "attn_layer_offset": 0, "mamba_conv_bias": False},
     "jamba_dense": GROUPED
     | {"attn_layer_offset": 1, "mamba_dt_rank": "auto", "mamba_proj_bias": False},
+    "rwkv": {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 2}
+    | {"attention_hidden_size": None, "intermediate_size": None, "tie_word_embeddings": True},
     "recurrent_gemma": GROUPED
     | {"hidden_size": 48, "num_hidden_layers": 7, "lru_width": 30, "attention_window_size": 7}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1}},

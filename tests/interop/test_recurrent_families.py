@@ -1,4 +1,4 @@
-"""What files of Mamba, Falcon Mamba, Jamba and RecurrentGemma say: sizes, layers, refusals."""
+"""What files of Mamba, Falcon Mamba, Jamba, RecurrentGemma and RWKV say: layers, refusals."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size"
 
 def read(model_type, **fields):
     """The configuration of a file with these fields; what is written of it reads the same."""
-    heads = {} if "mamba" in model_type else HEADS
+    heads = {} if "mamba" in model_type or model_type == "rwkv" else HEADS
     values = {"model_type": model_type, **SIZES, **heads, **fields}
     config = build_config(FAMILIES[model_type], values, where="here")
     family, written = choose_family(config, {}, model_type)
@@ -68,6 +68,7 @@ def test_layers_of_jamba():
 MAMBA = {"vocab_size": 50_280, "ssm_cfg": {}, "rms_norm": True, "pad_vocab_size_multiple": 8}
 JAMBA = {"num_logits_to_keep": 1, "use_mamba_kernels": True, "mamba_inner_layernorms": True}
 GRIFFIN = {"vocab_size": 256_000, "head_dim": 256, "num_key_value_heads": 1, "rope_theta": 1e4}
+RWKV = {"vocab_size": 50_277, "attention_hidden_size": 768, "intermediate_size": 3072}
 RELEASED = {  # sizes as the model pages on Hugging Face show them, and fields of odd names
     "mamba-130m": ("mamba", 24, 768, MAMBA | {"time_step_rank": 48}),
     "mamba-2.8b": ("mamba", 64, 2560, MAMBA | {"time_step_rank": 160, "dt_rank": 160}),
@@ -75,6 +76,7 @@ RELEASED = {  # sizes as the model pages on Hugging Face show them, and fields o
     + ({"expand": 16, "intermediate_size": 8192, "tie_word_embeddings": False},),
     "jamba-v0.1": ("jamba", 32, 4096, JAMBA | {"vocab_size": 65_536, "mamba_dt_rank": 256})
     + ({"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14_336},),
+    "rwkv-4-169m": ("rwkv", 12, 768, RWKV | {"context_length": 1024, "rescale_every": 6}),
     "recurrentgemma-2b": ("recurrent_gemma", 26, 2560, GRIFFIN | {"lru_width": 2560})
     + ({"num_attention_heads": 10, "intermediate_size": 15_360, "_block_types": None},),
     "recurrentgemma-9b": ("recurrent_gemma", 38, 4096, GRIFFIN | {"lru_width": 4096})
@@ -89,6 +91,23 @@ def test_a_released_file_is_the_preset(name):
     for some in fields:
         values |= some
     assert build_config(FAMILIES[kind], values, where="here") == zoo.get(name)
+
+
+def test_layers_of_rwkv():
+    """Two for each block; the last norm has its own eps, whatever the file says."""
+    config = read("rwkv", layer_norm_epsilon=1e-3)
+    assert config.num_layers == 20 and config.embedding.norm == config.norm == c.LayerNorm(eps=1e-3)
+    assert config.attention == (c.TimeMixing(width=32), c.ChannelMixing(hidden_dim=128))
+    assert config.last_norm == c.LayerNorm() and read("rwkv").last_norm is None
+    other = read("rwkv", attention_hidden_size=20, intermediate_size=22)
+    assert other.attention == (c.TimeMixing(width=20), c.ChannelMixing(hidden_dim=22))
+    for change in (
+        {"num_layers": 5},
+        {"attention": config.attention[::-1]},
+        {"attention": (*config.attention, c.TimeMixing(width=20), config.attention[1])},
+    ):
+        with pytest.raises(ValueError, match="The family rwkv cannot represent"):
+            choose_family(replace(config, **change), {}, "rwkv")
 
 
 def test_layers_of_recurrent_gemma():

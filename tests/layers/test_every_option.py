@@ -14,6 +14,7 @@ from jaxformer.config import (
     Alibi,
     Angles,
     BlockSparse,
+    ChannelMixing,
     Chunks,
     ClampedGEGLU,
     Decay,
@@ -50,6 +51,7 @@ from jaxformer.config import (
     SparseMixer,
     StepDecay,
     T5Bias,
+    TimeMixing,
     TransformerXL,
     Yarn,
 )
@@ -201,6 +203,8 @@ KINDS = {
     "mamba": SelectiveScan(
         width=6, step_rank=3, state_dim=4, norm=RMSNorm(), biases=("in", "convolution", "out")
     ),
+    "time mixing": TimeMixing(width=6),
+    "channel mixing": ChannelMixing(hidden_dim=10),
     "griffin": RGLRU(num_heads=2, head_dim=3, convolution_width=3, activation="relu"),
     "kimi delta": LinearAttention(
         num_heads=2,

@@ -52,7 +52,7 @@ def test_positions():
         *("T5 (11B)", "T5 (XXL 11B) v1.1", "mT5", "LaMDA", "Switch Transformer")
     ]
     assert routers["none"] == [
-        *("mamba-130m", "mamba-2.8b", "falcon-mamba-7b", "jamba-v0.1"),
+        *("mamba-130m", "mamba-2.8b", "rwkv-4-169m", "falcon-mamba-7b", "jamba-v0.1"),
         *("mamba-2-2.7b", "nemotron-3-nano", "granite-4.0-h-small"),
     ]
     assert routers["RoPE and none"] == [

@@ -86,7 +86,9 @@ def test_mixtures(monkeypatch, capsys):
     assert rows[10] == "MiniMax 2025 32 2 0 ~1/4 unsupported".split()
     out = run(monkeypatch, capsys, "--markdown")
     assert "| Grok | 2024 | 8 | 2 | 0 | 4/3 | `grok-1` |" in out.splitlines()
-    assert "| 2/5 (1/2) | `llama-4-maverick` |" in out and "| needs the WKV recurrence |" in out
+    assert (
+        "| 2/5 (1/2) | `llama-4-maverick` |" in out and "| needs matrix and scalar LSTMs |" in out
+    )
     out = run(monkeypatch, capsys, "deepseek-v3")
     assert "Row 9 of the mixtures of experts: DeepSeek v3, 2024" in out
 

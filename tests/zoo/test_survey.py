@@ -69,6 +69,7 @@ arcee-4.5b trinity-mini seed-oss-36b minimax-m2 nanochat-d32 hunyuan-3 gpt-oss-2
 ernie-4.5-21b-a3b glm-4.7-flash granite-3.3-2b granite-3.3-8b hunyuan-a13b
 mamba-2-2.7b bamba-9b granite-4.0-h-small nemotron-3-nano
 mamba-130m mamba-2.8b falcon-mamba-7b jamba-v0.1 recurrentgemma-2b recurrentgemma-9b
+rwkv-4-169m
 m2m-100-418m nllb-200-600m nllb-200-3.3b xglm-564m xglm-7.5b pegasus-large
 codegen-350m codegen-2b codegen-6b codegen-16b santacoder starcoder mpt-7b mpt-30b
 gemma-2b gemma-7b phi-1 phi-1.5 phi-2 starcoder2-3b starcoder2-7b starcoder2-15b exaone-3.0-7.8b

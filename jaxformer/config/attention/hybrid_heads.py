@@ -12,6 +12,7 @@ from jaxformer.config.attention.linear_attention import LinearAttention
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.attention.rg_lru import RGLRU
+from jaxformer.config.attention.rwkv import ChannelMixing, TimeMixing
 from jaxformer.config.attention.selective_scan import SelectiveScan
 from jaxformer.config.attention.shared_kv import SharedKV
 from jaxformer.config.attention.short_convolution import ShortConvolution
@@ -25,6 +26,8 @@ HeadKind = (
     | LinearAttention
     | SelectiveScan
     | RGLRU
+    | TimeMixing
+    | ChannelMixing
     | ShortConvolution
     | Mixer
 )

@@ -64,6 +64,7 @@ class CacheShape(NamedTuple):
         batch: Leading axes: layers, if several are stacked, and then the batch axes.
         num_slots: Tokens that it holds.
         dtype: Of keys and values.
+        model_dim: Width of the tokens that layers read.
         tensor_parallel_size: Devices over which heads are sharded; if they do not divide the
             key-value heads, each device has one head.
     """
@@ -71,6 +72,7 @@ class CacheShape(NamedTuple):
     batch: tuple[int, ...]
     num_slots: int
     dtype: DTypeLike
+    model_dim: int
     tensor_parallel_size: int = 1
 
     def zeros(self, num_heads: int, width: int) -> Float[Array, "*batch K S H"]:

@@ -40,6 +40,7 @@ from jaxformer.interop.families import (
     qwen,
     qwen3_next,
     recurrent_gemma,
+    rwkv,
     switch,
     t5,
 )
@@ -51,7 +52,7 @@ MODULES = (
     *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
     *(minimax, falcon_h1, diffllama, llama4),
     *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
-    *(aria, apertus, modernbert, beam, muse),
+    *(aria, apertus, modernbert, beam, muse, rwkv),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

@@ -97,7 +97,9 @@ class AttentionModule(nn.Module):
         )
 
     @nn.nowrap
-    def output_projection(self, heads: tuple[int, int], *, name: str | None = None) -> Linear:
+    def output_projection(
+        self, heads: tuple[int, int], *, keep_partial_sums: bool = False, name: str | None = None
+    ) -> Linear:
         """Make the output projection, from heads to the model width."""
         return Linear(
             (self.config.model_dim,),
@@ -107,7 +109,7 @@ class AttentionModule(nn.Module):
             input_shape=heads,
             bias="out" in self.attention.biases,
             init_divisor=self.config.residual_init_divisor,
-            keep_partial_sums=self.keep_partial_sums,
+            keep_partial_sums=self.keep_partial_sums or keep_partial_sums,
             name=name,
         )
 

@@ -17,6 +17,7 @@ from jaxformer.layers.attention.latent import LatentAttention
 from jaxformer.layers.attention.linear_attention import LinearAttention
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.rg_lru import RGLRU
+from jaxformer.layers.attention.rwkv import ChannelMixing, TimeMixing
 from jaxformer.layers.attention.selective_scan import SelectiveScan
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.attention.short_convolution import ShortConvolutionMixer
@@ -62,6 +63,8 @@ ATTENTION_MODULES: dict[type, type[AttentionModule]] = {  # a custom mixer has C
     c.LinearAttention: LinearAttention,
     c.SelectiveScan: SelectiveScan,
     c.RGLRU: RGLRU,
+    c.TimeMixing: TimeMixing,
+    c.ChannelMixing: ChannelMixing,
     c.ShortConvolution: ShortConvolutionMixer,
     c.HybridHeads: HybridHeads,
 }

@@ -78,7 +78,9 @@ def randomise(model, seed):
         noise = torch.randn(parameter.shape, generator=generator)
         path, _, leaf = name.rpartition(".")
         # DBRX has its attention in a module of this name.
-        norm = any(word in path.replace("norm_attn_norm", "") for word in ("norm", "ln_"))
+        norm = any(
+            word in path.replace("norm_attn_norm", "") for word in ("norm", "ln_", ".ln", ".pre_ln")
+        )
         if "embed_positions" in path and model.config.model_type in ("marian", "fsmt", "pegasus"):
             continue
         if (norm and leaf in ("weight", "scale")) or (path.endswith(".router") and "scale" in leaf):

@@ -63,6 +63,12 @@ SPECS = {
         "JambaForCausalLM",
         JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "tie_word_embeddings": True},
     ),
+    "rwkv": (
+        "rwkv",
+        "RwkvForCausalLM",
+        {"vocab_size": V, "hidden_size": 24, "num_hidden_layers": 3, "attention_hidden_size": 20}
+        | {"intermediate_size": 22, "layer_norm_epsilon": 1e-2, "rescale_every": 0},
+    ),
     "recurrent_gemma": ("recurrent_gemma", "RecurrentGemmaForCausalLM", GRIFFIN),
     "recurrent_gemma_biased": (
         "recurrent_gemma",

@@ -1,4 +1,4 @@
-"""Generation, packed rows and meshes with layers whose features decay: RG-LRU and Mamba's scan."""
+"""Generation, packed rows and meshes with recurrences: of RG-LRU, of Mamba, of RWKV."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer import Transformer
-from jaxformer.config import RGLRU, NoFeedForward, RMSNorm, SelectiveScan
+from jaxformer.config import RGLRU, ChannelMixing, NoFeedForward, RMSNorm, SelectiveScan, TimeMixing
 from jaxformer.data import Batch
 from jaxformer.generation import generate
 from jaxformer.layers import empty_cache
@@ -21,6 +21,8 @@ ALL_BIASES = ("in", "convolution", "out")
 MAMBA = SelectiveScan(width=12, step_rank=3, state_dim=5, biases=ALL_BIASES)
 MIXERS = {
     "griffin": RGLRU(num_heads=4, head_dim=3),
+    "time mixing": TimeMixing(width=12),
+    "channel mixing": ChannelMixing(hidden_dim=20),
     "mamba": MAMBA,
     "jamba": replace(MAMBA, norm=RMSNorm(eps=1e-3), biases=()),
     "jamba with biases": replace(MAMBA, norm=RMSNorm(eps=1e-3)),
@@ -33,7 +35,7 @@ def beside_attention(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["griffin", "jamba"])
+@pytest.mark.parametrize("name", ["griffin", "jamba", "time mixing", "channel mixing"])
 def test_rows_of_different_lengths_and_chunks_of_prompts(name):
     """Each row generates what it does alone."""
     config = beside_attention(name)
@@ -46,8 +48,8 @@ def test_rows_of_different_lengths_and_chunks_of_prompts(name):
         np.testing.assert_array_equal(row[: len(tokens) + 4], alone)
 
 
-@pytest.mark.parametrize("name", ["griffin", "mamba"])
-@pytest.mark.slow(but=["griffin"])
+@pytest.mark.parametrize("name", ["griffin", "mamba", "time mixing", "channel mixing"])
+@pytest.mark.slow(but=["griffin", "time mixing"])
 def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
     config = replace(BASE, attention=MIXERS[name], num_layers=1)
     params, run = random_params(config), jitted_forward(config)
@@ -59,7 +61,8 @@ def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
         np.testing.assert_allclose(np.concatenate([first, rest], axis=1), whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["griffin", "jamba"])
+@pytest.mark.parametrize("name", ["griffin", "jamba", "time mixing", "channel mixing"])
+@pytest.mark.slow(but=["griffin", "time mixing"])
 def test_documents_of_a_row_are_documents_alone(name):
     config = beside_attention(name)
     params, run = random_params(config), jitted_forward(config)
@@ -71,7 +74,7 @@ def test_documents_of_a_row_are_documents_alone(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["griffin", "jamba with biases"])
+@pytest.mark.parametrize("name", ["griffin", "jamba with biases", "time mixing", "channel mixing"])
 def test_heads_or_features_that_devices_share(name):
     """Devices with some of the heads or features equal one device, in every gradient."""
     sizes = dict(num_layers=1, vocab_size=12, feed_forward=(NoFeedForward(),))
