@@ -114,7 +114,7 @@ def test_no_config(refused, tmp_path):
 
 def test_unknown_model_type(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA | {"model_type": "xlstm"}, tensors)
-    message = "model_type 'xlstm' is not supported: it needs matrix and scalar LSTMs; `jaxformer zoo"
+    message = "'xlstm' is not supported: it needs matrix and scalar LSTMs; `jaxformer zoo"
     assert refused(folder, message)
     (folder / "config.json").write_text("{}")
     assert refused(folder, r"model_type None is not supported")
