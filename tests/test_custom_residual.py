@@ -235,6 +235,7 @@ def test_a_state_with_history_by_hand():
         np.testing.assert_allclose(trace.stream[i], x, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_streams_are_named_recorded_and_patched():
     config, tokens = of(TwoStreams(), num_layers=3), texts().tokens[:1, :7]
     params = random_params(config)

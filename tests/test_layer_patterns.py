@@ -59,7 +59,7 @@ by_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
 @by_model
-@pytest.mark.slow(but=["one branch"])
+@pytest.mark.slow
 def test_it_computes_what_its_layers_do_one_by_one(config):
     params, tokens = random_params(config), texts().tokens[:2, :9]
     alone = unroll(config, params)

@@ -432,7 +432,7 @@ def in_depth(formula):
 
 
 @every_block
-@pytest.mark.slow(but=["NNX"])
+@pytest.mark.slow
 def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
     case = case_of(name)
 

@@ -796,8 +796,16 @@ def test_tiny_keeps_every_choice(name):
     assert tiny.tiny() == tiny
 
 
-@pytest.mark.parametrize("name", DESIGNS)
-@pytest.mark.slow(but=["llama-2-70b", "gemma-3-27b", "t5-11b", "latent"])
+OF_MANY_KINDS = "llama-2-70b", "gemma-3-27b", "t5-11b", "latent"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_MANY_KINDS else pytest.mark.exhaustive)
+        for name in DESIGNS
+    ],
+)
 def test_tiny_has_few_parameters(name):
     assert costs.num_parameters(DESIGNS[name].tiny()) < 1_000_000
 

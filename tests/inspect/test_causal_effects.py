@@ -289,7 +289,9 @@ BLOCKS = "serial", "parallel", "parallel_shared_norm"
 TOPOLOGIES = {"decoder": None, "pair": EncoderDecoder(num_encoder_layers=1)}
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    "topology", ["decoder", pytest.param("pair", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("norms", NORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.slow(but=["parallel_shared_norm-pre-sandwich-decoder"])

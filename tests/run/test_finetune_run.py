@@ -150,6 +150,7 @@ def test_a_small_file_is_learned_with_the_flags_of_the_readme(folder):
     assert np.mean(losses[-10:]) < losses[0] / 2
 
 
+@pytest.mark.slow
 def test_the_best_step_is_kept_and_used_and_a_rise_of_the_loss_is_named(
     folder, monkeypatch, capsys
 ):

@@ -67,6 +67,7 @@ def first_model(folder):
         return checkpoints.read_description()["run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["pretrained", "exported"])
 def test_fine_tuning_from_python_is_fine_tuning_by_its_command(init, tmp_path):
     """Model, tokenizer, rate, rows and batches of --init; the same losses, to the bit."""

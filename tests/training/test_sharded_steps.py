@@ -42,24 +42,24 @@ CASES = [
     ("llama-4-maverick", dict(expert=2, tensor=2, context=2), {}),  # chunks, weighed inputs
     ("gemma 4", dict(expert=2, tensor=2, context=2), {}),  # norms of experts, of values
     ("gemma 4 edge", dict(fsdp=2, tensor=2, context=2), dict(remat="dots")),
-    ("llama-2-70b", dict(data=8), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(muon=True)),  # 8 devices, 2 layers
     ("t5-small", dict(data=2, fsdp=2, tensor=2), dict(remat="full", gradient_accumulation_steps=2)),
     ("latent", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
-    ("mixtral-8x7b", dict(data=2, expert=4), dict(expert_capacity_factor=1.3)),
-    ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
-    ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("differential", dict(fsdp=2, context=2, tensor=2), {}),
-    ("output gates", dict(fsdp=2, context=2, tensor=2), {}),
     ("hybrid", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),  # states handed along
-    ("hybrid heads", dict(fsdp=2, context=2, tensor=2), {}),  # with one reduction of the sum
-    ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
     ("phi-3-small", dict(context=4, tensor=2), dict(remat="full")),  # and here masks of each head
-    ("bloom-560m", dict(data=2, tensor=2), {}),  # slopes of each device's heads
 ]
 SELDOM = [
+    ("llama-2-70b", dict(data=8), {}),
+    ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
+    ("bloom-560m", dict(data=2, tensor=2), {}),  # slopes of each device's heads
+    ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
+    ("mixtral-8x7b", dict(data=2, expert=4), dict(expert_capacity_factor=1.3)),
+    ("output gates", dict(fsdp=2, context=2, tensor=2), {}),
+    ("shared", dict(fsdp=2, context=2, tensor=2), {}),
+    ("hybrid heads", dict(fsdp=2, context=2, tensor=2), {}),  # with one reduction of the sum
     ("falcon-40b", dict(fsdp=2, tensor=4), dict(remat="full")),  # parallel, with a norm each
     (
         "mixtral-8x7b",

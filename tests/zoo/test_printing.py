@@ -157,6 +157,7 @@ def test_one_thing_is_printed_at_a_time(flags, monkeypatch, capsys):
     assert ended.value.code == 2 and "not allowed with argument" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error():
     command = [sys.executable, "-m", "jaxformer.zoo"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
