@@ -137,10 +137,9 @@ def check_residual(config: Any) -> None:
         not isinstance(option, History) or depths == {option.num_layers},
         f"{option} needs stacks of so many layers; got {', '.join(map(str, sorted(depths)))}.",
     )
+    is_alone = option.of_branch("attention") is not None and option.of_branch("branches") is None
     require(
-        config.block == "serial"
-        or option.of_branch("attention") is None
-        or option.of_branch("branches") is not None,
+        config.block == "serial" or not is_alone,
         f"{option} joins attention alone, so block must be 'serial'; got {config.block!r}.",
     )
     placements = {layer.norm_placement for layer in config.layers + config.encoder_layers}

@@ -90,9 +90,9 @@ def _attend_forward(eps: float, total: Array, *args: Array) -> Any:
 
 def _attend_backward(eps: float, saved: Any, cotangents: Any) -> Any:
     (total, query, num_blocks), (change, blocks) = saved, cotangents
-    was_there = jnp.arange(blocks.shape[-2]) < num_blocks
-    seen = jnp.where(jnp.broadcast_to(was_there[:, None], blocks.shape), blocks, 0)
-    seen = jnp.where(jnp.any(blocks != 0), seen, jnp.nan)
+    was_there = (jnp.arange(blocks.shape[-2]) < num_blocks)[:, None]
+    known = jnp.where(jnp.any(blocks != 0), blocks, jnp.nan)
+    seen = jnp.where(jnp.broadcast_to(was_there, blocks.shape), known, 0)
     attend = partial(attend_to_depth, num_blocks=num_blocks, eps=eps)
     to_total, to_blocks, to_query = jax.vjp(attend, total, seen, query)[1](change)
     return to_total, to_blocks, blocks, to_query, None

@@ -190,7 +190,8 @@ def gated_streams(
     w = {name: x.astype(dtype) for name, x in weights.items()}
     normed = rms_norm(streams, 1 + w["norm"].astype(jnp.float32), eps=eps)
     hidden = jax.nn.silu(jnp.einsum("...nd,ndr->...r", normed, w["down"]) / n)
-    gate = jax.nn.sigmoid(jnp.einsum("...r,rnd->...nd", hidden, w["up"]))
+    each = jnp.broadcast_to(hidden[..., None, :], (*streams.shape[:-1], hidden.shape[-1]))
+    gate = jax.nn.sigmoid(jnp.einsum("...nr,rnd->...nd", each, w["up"]))  # remat "dots" saves none
     x = jnp.mean(gate * normed, axis=-2)
     if "write" not in w:
         return x, jnp.ones(streams.shape[:-1], dtype)

@@ -132,16 +132,16 @@ def depth_streams(
         ValueError: The state of the residual option is no single array.
     """
     option, stack = config.residual, head_stack(config)
-    trace: ResidualTrace = getattr(recorded, stack)
+    one: ResidualTrace = getattr(recorded, stack)
     if option is None or option.is_short:
-        return jnp.concatenate([trace.embeddings[None], trace.stream])
+        return jnp.concatenate([one.embeddings[None], one.stream])
     if not isinstance(option.state_shapes(config.model_dim), jax.ShapeDtypeStruct):
         name = type(option).__name__
         raise ValueError(f"A lens reads one residual stream, but {name} hands on several arrays.")
-    dtype = jnp.float32 if option.in_float32 else trace.embeddings.dtype
+    dtype = jnp.float32 if option.in_float32 else one.embeddings.dtype
     its = {k: x.astype(dtype) for k, x in params[stack].get("residual", {}).items()}
-    start = option.begin(trace.embeddings, its)
-    return option.end(jnp.concatenate([start[None], trace.stream]), its)
+    start = option.begin(one.embeddings, its)
+    return option.end(jnp.concatenate([start[None], one.stream]), its)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -1,7 +1,9 @@
 """Options that read earlier layers, against their definitions in float64, layer after layer."""
 
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def made(option):
 
 
 def as_arrays(params):
-    return {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
+    return {name: np.float32(x) for name, x in params.items()}
 
 
 def through(option, layers, of_model):
@@ -87,6 +89,7 @@ def normed(x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
 
+@pytest.mark.slow
 def test_attention_over_sums_of_blocks():
     """Blocks of two layers, of two branches each."""
     option = c.AttentionResiduals(num_layers=L, block_layers=2)
@@ -98,7 +101,13 @@ def test_attention_over_sums_of_blocks():
         return (weights[..., None] * keys).sum(0) / weights.sum(0)[..., None]
 
     blocks, total, x0 = [], X0, jnp.asarray(X0, jnp.float32)
-    state = option.begin(x0, {})
+    state, steps = option.begin(x0, {}), {}
+    for branch in ("attention", "feed_forward"):
+        place = partial(c.Place, branch=branch, attention=KIND)
+        steps[branch] = (
+            jax.jit(lambda s, p, i, place=place: option.read(s, p, place(i))),
+            jax.jit(lambda s, h, y, p, i, place=place: option.write(s, h, y, p, place(i))),
+        )
     for i in range(L):
         for branch, params in (("attention", layers[i]), ("feed_forward", later[i])):
             is_first = branch == "attention"
@@ -108,10 +117,9 @@ def test_attention_over_sums_of_blocks():
                 blocks, total = [*blocks, total], y
             else:
                 total = total + y
-            place = c.Place(jnp.int32(i), branch, KIND)
-            read, held = option.read(state, as_arrays(params), place)
+            read, held = steps[branch][0](state, as_arrays(params), i)
             np.testing.assert_allclose(read, x, rtol=1e-4, atol=1e-5)
-            state = option.write(state, held, jnp.float32(y), as_arrays(params), place)
+            state = steps[branch][1](state, held, np.float32(y), as_arrays(params), i)
     assert len(blocks) == 3 == state[1].shape[-2]
     end = mean([*blocks, total], of_model["query"])
     np.testing.assert_allclose(option.end(state, as_arrays(of_model)), end, rtol=1e-4, atol=1e-5)

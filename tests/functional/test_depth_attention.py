@@ -49,6 +49,7 @@ def gradient(attend, end):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(np.float32(TOTAL), QUERIES)
 
 
+@pytest.mark.slow
 def test_a_gradient_takes_the_blocks_from_the_end():
     expected = gradient(plain, lambda blocks, later: blocks)
     actual = gradient(F.attend_to_history, F.history_at_end)
@@ -57,6 +58,7 @@ def test_a_gradient_takes_the_blocks_from_the_end():
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_pass_the_end_is_no_number():
     of_nothing = gradient(F.attend_to_history, lambda blocks, later: blocks)
     assert all(np.isnan(x).any() for x in of_nothing)

@@ -41,6 +41,7 @@ def as_float32(weights):
 
 
 @pytest.mark.parametrize("iterations", [1, 4])
+@pytest.mark.slow(but=["4"])
 def test_manifold_hyper_connections(iterations):
     h, w = made(kernel=(N, D, N * (2 + N)), scale=(3,), base=(N * (2 + N),))
     options = dict(iterations=iterations, eps=0.01, norm_eps=1e-3)
@@ -55,6 +56,7 @@ def test_manifold_hyper_connections(iterations):
         np.testing.assert_allclose(out[at], 2 * write, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sinkhorn_makes_rows_and_columns_sum_to_one():
     matrix = F.sinkhorn(2 * made()[0][..., :N], iterations=100, eps=0.0)
     assert (matrix > 0).all()
@@ -106,6 +108,7 @@ def test_altup_predicts_and_corrects():
         np.testing.assert_allclose(corrected[at], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_vectors_of_one_length():
     x, like = made()[0][:, 0], 3 * made()[0][:, 1]
     y = F.match_length(np.float32(x), np.float32(like))

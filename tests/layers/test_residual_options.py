@@ -59,10 +59,8 @@ CONFIGS = {
     "interpolation": of(c.SphericalInterpolation(), final_norm=False),
     "laurel": of(c.Laurel(rank=5)),
 }
-DEFAULT = ["own, history", "manifold"]
-BY_DEFAULT = pytest.mark.slow(but=DEFAULT)
 SELDOM = (  # another like each is among the slow tests
-    *("own, sandwich", "own, norm after the sum", "own, streams, parallel", "identity"),
+    *("own, sandwich", "own, norm after the sum", "own, streams, parallel"),
     *("hyper-connections, fixed", "manifold, mean", "skips, odd", "attention, parallel"),
     *("altup", "layer scale", "rezero", "scaling", "laurel"),
 )
@@ -76,7 +74,7 @@ by_option = pytest.mark.parametrize(
 
 
 @by_option
-@BY_DEFAULT
+@pytest.mark.slow(but=["identity"])
 def test_in_a_loop_unrolled_with_a_cache_and_packed(config):
     """Also recomputed in the backward pass, and without stacked parameters."""
     batch, params, run = texts(), random_params(config), jitted_forward(config)
@@ -112,7 +110,7 @@ def test_it_trains_on_eight_devices_as_on_one(config):
 
 
 @by_option
-@BY_DEFAULT
+@pytest.mark.slow(but=["manifold", "dense", "value residual"])
 def test_it_is_counted_and_printed(config):
     params = random_params(config)
     assert costs.num_parameters(config) == sum(x.size for x in jax.tree.leaves(params))
@@ -125,7 +123,7 @@ AS_A_SUM = "hyper-connections", "hyper-connections, fixed", "manifold", "manifol
 
 
 @pytest.mark.parametrize("name", AS_A_SUM)
-@pytest.mark.slow(but=["manifold"])
+@pytest.mark.slow
 def test_streams_begin_as_the_sum(name):
     """All streams are alike at first, and the final norm does not see how many there are."""
     config, tokens = CONFIGS[name], texts().tokens[:2, :9]
@@ -141,6 +139,7 @@ def test_streams_begin_as_the_sum(name):
     np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_lens_reads_what_the_end_makes_of_streams_and_each_stream_has_a_name():
     config, tokens = CONFIGS["own, streams"], texts().tokens[:1, :7]
     params = random_params(config)

@@ -76,8 +76,7 @@ class Sent(History, protocol=True):
 
     def begin(self, x: Array, params: Params) -> tuple[Array, Array]:
         """Return the embedding, and sums of what it sends, ``[*batch, T, layers, D]``."""
-        zeros = jnp.zeros((*x.shape[:-1], self.num_layers, x.shape[-1]), x.dtype)
-        return x, zeros
+        return x, _outer(jnp.zeros(self.num_layers), x)
 
     def read(self, state: Any, params: Params, place: Place) -> tuple[Array, Array]:
         """Return the stream; hold the sums."""
@@ -209,12 +208,10 @@ class AttentionResiduals(History):
 
     def read(self, state: Any, params: Params, place: Place) -> tuple[Array, Array]:
         """Return the mean over depth by attention."""
-        number = place.layer + self.block_layers - int(self._is_first(place))
-        count = jnp.int32(number // self.block_layers)
+        query, offset = params["query"], self.block_layers - int(self._is_first(place))
+        count = jnp.int32((place.layer + offset) // self.block_layers)
         total, blocks, later = state
-        x, later = F.attend_to_history(
-            total, blocks, later, params["query"], count, eps=self.norm_eps
-        )
+        x, later = F.attend_to_history(total, blocks, later, query, count, eps=self.norm_eps)
         is_plain = jnp.asarray(self._is_first(place) & (place.layer == 0), x.dtype)
         return is_plain * total + (1 - is_plain) * x, later
 
@@ -222,21 +219,15 @@ class AttentionResiduals(History):
         """Add the branch to the sum, or end the sum as a block and begin one with the branch."""
         total, blocks, _ = state
         is_start = self._is_first(place) & (place.layer % self.block_layers == 0)
-        begins = jnp.asarray(is_start, y.dtype)
         is_slot = jnp.arange(blocks.shape[-2]) == place.layer // self.block_layers
-        return (
-            y + (1 - begins) * total,
-            blocks + _outer(begins * is_slot.astype(y.dtype), total),
-            held,
-        )
+        begins, ends = (jnp.asarray(x, y.dtype) for x in (is_start, is_start & is_slot))
+        return y + (1 - begins) * total, blocks + _outer(ends, total), held
 
     def end(self, state: Any, params: Params) -> Array:
         """Return the mean over all blocks by attention."""
-        total, blocks, later = state
-        count, history = blocks.shape[-2], F.history_at_end(blocks, later)
-        return F.attend_to_depth(
-            total, history, params["query"], num_blocks=count, eps=self.norm_eps
-        )
+        (total, blocks, later), query = state, params["query"]
+        history, count = F.history_at_end(blocks, later), blocks.shape[-2]
+        return F.attend_to_depth(total, history, query, num_blocks=count, eps=self.norm_eps)
 
     def _is_first(self, place: Place) -> bool:
         """Whether the branch is the first of its layer."""

@@ -93,12 +93,15 @@ def _weights_of_streams(model_dim: int, num_streams: int, starts: tuple[Any, ...
     }
 
 
+@dataclass(frozen=True, kw_only=True)
 class SigmoidStreams(Streams, protocol=True):
     """Streams whose sum at the end, and that a branch reads, has weights by sigmoids."""
 
     in_float32 = True
-    eps: NotNegative
-    norm_eps: Positive
+
+    num_streams: Size = 4
+    eps: NotNegative = 1e-6
+    norm_eps: Positive = 1e-6
 
     @property
     def start(self) -> np.ndarray:
@@ -137,17 +140,13 @@ class ManifoldHyperConnections(SigmoidStreams):
         Xie et al., mHC: Manifold-Constrained Hyper-Connections, 2025. arXiv:2512.24880, section 4
     """
 
-    num_streams: Size = 4
     iterations: Size = 20
     output: Literal["weighted", "mean"] = "weighted"
-    eps: NotNegative = 1e-6
-    norm_eps: Positive = 1e-6
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Weights of reading, writing and mixing."""
         n = self.num_streams
-        starts = self.start, np.zeros(n), 4 * np.eye(n)
-        return _weights_of_streams(model_dim, n, starts)
+        return _weights_of_streams(model_dim, n, (self.start, np.zeros(n), 4 * np.eye(n)))
 
     def model_parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Weights of the sum at the end; the mean has none."""
@@ -185,10 +184,7 @@ class IdentityHyperConnections(SigmoidStreams):
         Tencent, Hunyuan 4, 2026 (released code)
     """
 
-    num_streams: Size = 4
     magnitude: Positive = 2.0
-    eps: NotNegative = 1e-6
-    norm_eps: Positive = 1e-6
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
         """Weights of reading and writing."""

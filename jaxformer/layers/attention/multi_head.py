@@ -134,22 +134,15 @@ class MultiHeadAttention(GroupedHeadsAttention):
         query = self.project_query(x, inputs)
         new, read = self.project_key_value(x, inputs), dict[str, KVCache | None]()
         if self.attention.value_residual:
-            new = new._replace(value=self.add_first_values(new.value, state))
+            first: Any = state.kv["layer 0"]
+            own, of_first = self.value_weights.astype(x.dtype)
+            new = new._replace(value=own * new.value + of_first * first.value)
         elif state.kv.get("layer 0", new) is None:
             read["layer 0"] = new
         kv, cache = update_cache(new, state.cache, state.cache_update)
         y = self.project_heads(x, self.attend(query, kv, inputs))
-        if window in state.kv:
-            read[window] = kv
+        read |= {window: kv} if window in state.kv else {}
         return y, state._replace(cache=cache, kv=state.kv | read)
-
-    def add_first_values(
-        self, value: Float[Array, "*batch T K H"], state: LayerState
-    ) -> Float[Array, "*batch T K H"]:
-        """Sum of a layer's values and those of layer 0, by learned weights."""
-        first: Any = state.kv["layer 0"]
-        own, of_first = self.value_weights.astype(value.dtype)
-        return own * value + of_first * first.value
 
     def attend_to_source(
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
