@@ -95,7 +95,13 @@ def _weights_of_streams(model_dim: int, num_streams: int, starts: tuple[Any, ...
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidStreams(Streams, protocol=True):
-    """Streams whose sum at the end, and that a branch reads, has weights by sigmoids."""
+    """Streams whose sum at the end, and that a branch reads, has weights by sigmoids.
+
+    Attributes:
+        num_streams: Streams of a token.
+        eps: Added to weights and sums.
+        norm_eps: Epsilon of the norm of all streams.
+    """
 
     in_float32 = True
 
@@ -130,11 +136,8 @@ class ManifoldHyperConnections(SigmoidStreams):
     x + y in each stream.
 
     Attributes:
-        num_streams: Streams of a token.
         iterations: Iterations of Sinkhorn's algorithm.
         output: What the final norm reads: a "weighted" sum of the streams, or their "mean".
-        eps: Added to weights and sums.
-        norm_eps: Epsilon of the norm of all streams.
 
     References:
         Xie et al., mHC: Manifold-Constrained Hyper-Connections, 2025. arXiv:2512.24880, section 4
@@ -175,10 +178,7 @@ class IdentityHyperConnections(SigmoidStreams):
     first a is nearly one over their number and b is nearly half of `magnitude`.
 
     Attributes:
-        num_streams: Streams of a token.
         magnitude: Largest weight b.
-        eps: Added to the weights.
-        norm_eps: Epsilon of the norm of all streams.
 
     References:
         Tencent, Hunyuan 4, 2026 (released code)
