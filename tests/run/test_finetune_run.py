@@ -48,9 +48,8 @@ def parse(folder, *flags, program=finetuning):
     return parse_run(program.RUNS, "", flags)
 
 
-def fitted(run, kind=pretraining.LanguageModelingData, **options):
-    setup = make_train_setup(run.largest(), Path("out"), length=run.largest().length)
-    return kind(run, setup, **options)
+def fitted(run, kind=pretraining.LanguageModelingData):
+    return kind(run, make_train_setup(run.largest(), Path("out"), length=run.largest().length))
 
 
 def test_rows_of_a_small_file_are_as_long_as_its_longest_instruction(folder):
@@ -96,14 +95,14 @@ def test_batches_of_a_few_pairs_are_as_small_as_ten_updates_need(folder):
     pairs = [{"prompt": x["prompt"], "chosen": x["answer"], "rejected": " No."} for x in RECORDS]
     Path("pairs.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, pairs))))
     run = parse(folder, "--pairs", "pairs.jsonl", program=preference_training)
-    train_data = fitted(run, preference_training.PreferenceData, init=str(folder))
+    train_data = fitted(run, preference_training.PreferenceData)
     encode = data.load_tokenizer(folder).encode
     longest = max(len(encode(x["prompt"] + x["chosen"])) + 1 for x in pairs)
     assert train_data.fitted == {"length": -(-longest // 16) * 16, "batch_size": 4}
     assert train_data.get_batch(0).chosen.tokens.shape == (2, train_data.sequence_length)
-    assert fitted(
-        replace(run, batch_size=16, length=512), preference_training.PreferenceData, init=""
-    ).fitted == {"length": 512, "batch_size": 16}
+    given = replace(run, batch_size=16, length=512)
+    expected = {"length": 512, "batch_size": 16}
+    assert fitted(given, preference_training.PreferenceData).fitted == expected
 
 
 @pytest.mark.parametrize(
