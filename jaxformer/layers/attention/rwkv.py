@@ -42,7 +42,6 @@ class TokenShift(nn.Module):
             valid=inputs.valid,
             axis_name=self.runtime.mesh_axes.context,
         )
-
         now, last = (y.astype(jnp.float32) for y in (x, before.output))
 
         def mixed(name: str) -> Float[Array, "*batch T D"]:
