@@ -97,6 +97,7 @@ def test_it_trains_on_eight_devices_as_on_one(name, axis):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), actual[1], expected[1])
 
 
+@pytest.mark.slow
 def test_it_computes_what_the_librarys_own_does():
     """From the same numbers: logits, tokens and counts."""
     library, tokens = of(GLU(hidden_dim=24)), texts().tokens[:2]

@@ -117,7 +117,7 @@ def test_it_trains_on_eight_devices_as_on_one(config):
 
 
 @pytest.mark.parametrize("name", ["serial", "beside heads"])
-@pytest.mark.slow(but=["beside heads"])
+@pytest.mark.slow
 def test_a_document_does_not_see_the_one_before_it(name):
     batch, run, params = texts(), jitted_forward(CONFIGS[name]), random_params(CONFIGS[name])
     options = {"positions": batch.positions[:1], "segments": batch.segments[:1]}
@@ -128,7 +128,7 @@ def test_a_document_does_not_see_the_one_before_it(name):
 
 
 @pytest.mark.parametrize("config", [MEMORY, UNSHARED], ids=["a state", "places"])
-@pytest.mark.slow(but=["a state"])
+@pytest.mark.slow
 def test_with_a_cache_it_is_that_of_the_whole_text(config):
     tokens, params, run = texts().tokens[:2, :9], random_params(config), jitted_forward(config)
     cache, parts = empty_cache(config, (2,), 9), []

@@ -384,7 +384,7 @@ def texts():
 
 
 @by_kind
-@pytest.mark.slow(but=["of each layer"])
+@pytest.mark.slow
 def test_a_bias_by_blocks_is_that_of_whole_matrices(config, monkeypatch):
     """In packed rows and grouped heads, values and all gradients; blocks of 8 queries and keys."""
     monkeypatch.setattr(
@@ -412,7 +412,7 @@ def test_a_bias_by_blocks_is_that_of_whole_matrices(config, monkeypatch):
 
 
 @by_kind
-@pytest.mark.slow(but=["shared"])
+@pytest.mark.slow
 def test_a_bias_with_a_cache_is_that_of_the_whole_text(config):
     tokens, params = texts().tokens[:2, :12], random_params(config)
     whole = jitted_forward(config)(params, tokens)
@@ -458,7 +458,7 @@ def after_a_step(config, sizes):
     ids=["fsdp and tensor", "ring"],
 )
 @by_kind
-@pytest.mark.slow(but=["of each layer-fsdp and tensor"])
+@pytest.mark.slow
 def test_a_bias_trains_on_eight_devices_as_on_one(config, sizes):
     loss, params = after_a_step(config, tuple(sizes.items()))
     expected, wanted = after_a_step(config, (("data", 1),))
@@ -493,6 +493,7 @@ def test_what_a_bias_leaves_out_is_named_by_the_model():
         parameter_metadata(with_positions(Silent()))
 
 
+@pytest.mark.slow
 def test_a_bias_is_looked_at_as_those_of_the_library():
     params = random_params(BLENDED)
     bias = inspect.position_bias(BLENDED, params, 5)

@@ -86,6 +86,7 @@ def test_the_pattern_that_repeats_is_found(config, segments):
     assert [depth.get(name, 0) for name in names] == [segments[i] for i in (0, 1, 3)]
 
 
+@pytest.mark.slow
 def test_a_missing_branch_has_no_norm_and_no_parameters():
     params, tokens = random_params(ONE_BRANCH), texts().tokens[:1, :5]
     parts = [set(layer) for layer in inspect.unstack_layers(params["decoder"])[:3]]
@@ -105,7 +106,7 @@ def test_a_missing_branch_has_no_norm_and_no_parameters():
 
 
 @by_model
-@pytest.mark.slow(but=["DeepSeek"])
+@pytest.mark.slow
 def test_with_a_cache_it_is_the_whole_text_at_once(config):
     assert_cached_is_whole(config)
 

@@ -181,7 +181,7 @@ TAKING = {
 
 
 @pytest.mark.parametrize("taking", TAKING)
-@pytest.mark.slow(but=["apply", "cast_parameters", "generate"])
+@pytest.mark.slow(but=["apply", "cast_parameters"])
 def test_either_layout_gives_the_same(taking, monkeypatch):
     monkeypatch.setattr(layouts, "MAX_COMPILED_LAYERS", 0)  # stacked parameters decode so
     config = {"merge_lora": ADAPTED, "gradients": WITH_EXPERTS}.get(taking, CONFIG)

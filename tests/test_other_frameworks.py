@@ -451,7 +451,7 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
 
 
 @every_block
-@pytest.mark.slow(but=["Equinox"])
+@pytest.mark.slow
 def test_vmap_over_many_weights_is_each_of_them(name):
     case = case_of(name)
     many, row = several(case.weights, DEPTH), ROWS[0]
@@ -654,6 +654,7 @@ def types_within(tree):
     return {type(tree)}.union(*map(types_within, below))
 
 
+@pytest.mark.slow
 def test_parameters_are_dicts_of_arrays():
     assert types_within(initial()) == {dict, type(jnp.zeros(()))}
     doubled = jax.tree.map(lambda x: 2 * x, initial())

@@ -177,7 +177,7 @@ def test_parts_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="part-2-of-3 was tokenized by another tokenizer; pass"):
         opened(16)
     with pytest.raises(
-        ValueError, match=r"empty has no tokenized text: neither parts that python -m"
+        ValueError, match=r"empty has no tokenized text: neither parts that jaxformer data"
     ):
         opened_source(data.ByteTokenizer(), "empty")
 

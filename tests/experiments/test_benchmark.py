@@ -220,6 +220,7 @@ def test_on_a_gpu_each_program_has_all_of_its_memory(tmp_path, monkeypatch, pres
     assert met == sizes and [len(results[at]["loss"]) for at in ("cases", "peaks")] == [3, 2]
 
 
+@pytest.mark.slow
 def test_a_card_has_its_own_cases_and_its_nominal_peak(tmp_path, monkeypatch):
     """FLOP/s of an update as a share of what the chip's makers publish, too."""
 

@@ -102,6 +102,7 @@ def test_recall_is_measured_at_lengths_that_were_trained_and_longer_ones(trainin
     assert result["cache_numbers"] == 32 * 2 * 8  # keys and values of the longest document
 
 
+@pytest.mark.slow
 def test_mixers_are_of_their_kinds_and_hybrids_end_in_attention():
     run = MIXER_SIZES["cpu"]
     attention, decay, delta, mamba, *hybrids = make_variants("mixer", run)

@@ -194,6 +194,7 @@ def test_one_token_of_rows_sharded_over_devices(features):
     np.testing.assert_allclose(state, expected_state, atol=1e-5)
 
 
+@pytest.mark.slow
 @RULES
 def test_a_sequence_in_parts_is_the_whole(delta_rule):
     x = draw(rows=4)
@@ -268,7 +269,7 @@ def test_delta_rule_is_a_product_of_matrices():
 
 
 @pytest.mark.parametrize("features", [1, 64], ids=["per head", "per feature"])
-@pytest.mark.slow(but=["per head"])
+@pytest.mark.slow
 def test_memory_grows_with_the_length(features):
     """Not with its square, in the gradient too."""
 

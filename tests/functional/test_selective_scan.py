@@ -143,6 +143,7 @@ def by_four_devices(x, documents):
     return jnp.swapaxes(output, 0, 1)[:, np.argsort(order)], states
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_sequence_hand_states_along():
     """The outputs, the last state and the gradients are those of one device."""
     x, documents = draw(rows=2, length=32), draw_documents(rows=2, length=32)

@@ -238,7 +238,7 @@ def convolution(x, **options):
 
 
 @pytest.mark.parametrize("function", [recurrence, convolution])
-@pytest.mark.slow(but=["recurrence"])
+@pytest.mark.slow(but=["convolution"])
 def test_states_are_handed_along_a_sequence_in_zigzag_order(function):
     """A part has fewer tokens than the convolution has taps, or none that is valid."""
     x, initial = draw(2, 16, 8), draw(2, 3, 8, seed=1)

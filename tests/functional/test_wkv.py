@@ -126,6 +126,7 @@ def test_without_keys_and_decay_it_is_the_mean():
     np.testing.assert_allclose(actual, means, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_sequence_hand_states_along():
     """The outputs, the last state and the gradients are those of one device."""
     x, documents = draw(rows=2, length=32), draw_documents(rows=2, length=32)

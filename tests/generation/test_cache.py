@@ -212,7 +212,7 @@ def test_padding_takes_no_room():
 
 
 @pytest.mark.parametrize("name", ["ring", "shared", "latent"])
-@pytest.mark.slow(but=["ring"])
+@pytest.mark.slow
 def test_kernels_without_positions_read_a_prompt(name, monkeypatch):
     """As kernels do: padding stands behind, where no real token looks; the cache goes on."""
     config, attend = IN_PARTS[name], F.dot_product_attention

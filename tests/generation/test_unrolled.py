@@ -138,6 +138,7 @@ def test_models_decode_unrolled_but_on_tpus_and_very_deep(config, monkeypatch):
     assert decoding_layout(config) == "stacked"
 
 
+@pytest.mark.slow
 def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypatch):
     """Of small models the copy is small; unrolled ones need none."""
     params = random_params(config)

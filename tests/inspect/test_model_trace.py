@@ -287,6 +287,7 @@ def test_other_layers_say_the_same_things(choice, build):
         assert norms.shape == (3,) and np.isfinite(norms).all()
 
 
+@pytest.mark.slow
 def test_layers_without_a_part_have_no_gradient_there(build):
     bias = Fire(hidden_dim=3, length=3.0)
     config, params, tokens, _ = build(attention={"positions": (None, bias)})

@@ -69,7 +69,7 @@ def test_values_of_the_run_itself_change_no_bit(model):
     np.testing.assert_allclose(run.logits, plain, atol=5e-5)  # another program rounds otherwise
 
 
-@pytest.mark.slow(but=["latent"])
+@pytest.mark.slow
 def test_the_stream_of_another_run_gives_its_logits(model):
     config, params, tokens, inputs = model
     other = inspect.run(config, params, other_tokens(config, tokens), **inputs)

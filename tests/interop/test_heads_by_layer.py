@@ -77,6 +77,7 @@ def test_layers_that_no_field_can_say_are_refused(kind):
         choose_family(changed, {}, kind)
 
 
+@pytest.mark.slow
 def test_the_factor_of_values_is_in_the_output(tmp_path):
     """A saved folder has 1 for it, and the same parameters are read."""
     golden = read_golden("mimo_v2_flash")

@@ -216,6 +216,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path, change, message):
         load_adapter(tmp_path / "x", *split(config, params))
 
 
+@pytest.mark.slow
 def test_adapters_of_another_base_are_refused(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
     params = random_params(config)
@@ -377,6 +378,7 @@ def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
     assert load_adapter(tmp_path / "x", *split(config, params)).config.adapter.rank == LORA.rank
 
 
+@pytest.mark.slow
 def test_some_parts_of_a_fused_tensor_have_adapters(tmp_path):
     """LoRA's paper adapts query and value, which GPT-2 keeps in one tensor with the key."""
     for targets in (("query", "value"), ("value",)):
@@ -462,6 +464,7 @@ def test_modules_above_the_kernels_are_saved_whole(tmp_path):
             np.testing.assert_array_equal(x, flatten_dict(params, sep="/")[leaf])
 
 
+@pytest.mark.slow
 def test_a_trained_router_is_read_without_the_experts(tmp_path):
     """Its selection bias lies beside them, and is in the folder."""
     lora = replace(LORA, targets=("query",), trained=("router", "selection_bias"))

@@ -131,6 +131,7 @@ def count_equations(jaxpr, name):
     return count
 
 
+@pytest.mark.slow
 def test_products_of_experts_are_not_computed_again():
     moe = MoE(expert=GLU(hidden_dim=16), num_experts=4, top_k=2)
     config = replace(MODELS["rotary, grouped"], num_layers=1, feed_forward=(moe,))

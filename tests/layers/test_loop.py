@@ -80,7 +80,7 @@ def test_a_pass_begins_with_the_sum_or_the_norm(enter):
 
 
 @pytest.mark.parametrize("layout", ["stacked", "by_layer"])
-@pytest.mark.slow(but=["stacked"])
+@pytest.mark.slow
 def test_a_text_in_parts_is_the_whole(layout):
     """Each layer has a cache for each pass."""
     params, run = arrange_layers(MIDDLE, random_params(MIDDLE), layout), jitted_forward(MIDDLE)

@@ -166,6 +166,7 @@ def test_pmap_trains_what_a_mesh_trains():
         np.testing.assert_allclose(x, expected[path], atol=2e-5, err_msg=path)
 
 
+@pytest.mark.slow
 def test_adapters_begin_on_the_parameters_that_are_passed():
     config = replace(BASE, adapter=replace(LORA, dora=True, base_dtype="bfloat16"))
     base = random_params(BASE)
@@ -236,6 +237,7 @@ def test_targets_that_the_model_does_not_have():
         Transformer(config).init(jax.random.key(0), TOKENS)
 
 
+@pytest.mark.slow
 def test_a_rank_above_the_width_of_a_map():
     """The gate of a shared expert has one output; PEFT adapts it at any rank, all-linear not."""
     shared = c.SharedExpert(expert=c.GLU(hidden_dim=12), gated=True)

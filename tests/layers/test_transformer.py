@@ -427,6 +427,7 @@ def test_under_vmap_grad_jit(config, build, tokens):
     chex.assert_tree_all_finite(gradient)
 
 
+@pytest.mark.slow
 def test_an_encoder_may_have_choices_of_its_own():
     """It is the encoder of a model that has no other choices; it is deeper than the decoder."""
     choices = dict(
@@ -539,7 +540,7 @@ def test_rows_without_tokens(config, build):
 
 
 @pytest.mark.parametrize("name", ["bamba-9b", "qwen-3.5-9b"])
-@pytest.mark.slow(but=["qwen-3.5-9b"])
+@pytest.mark.slow
 def test_64_bit_numbers_change_no_dtype(name):
     config = zoo.get(name).tiny()
     tokens, cache = jnp.zeros((1, 4), jnp.int32), empty_cache(config, (1,), 8)

@@ -49,6 +49,7 @@ def adapters(tmp_path_factory):
     return root / "adapters"
 
 
+@pytest.mark.slow
 def test_the_tokenizer_and_the_template_of_the_adapters_training_are_used(adapters):
     model = load_run(adapters)
     h, i = model.tokenizer.encode("hi").tolist()

@@ -74,6 +74,7 @@ def held_out_margin(base, run):
     return 0.1 * np.mean(ratios[:, 0] - ratios[:, 1])
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_told_apart(folder, capsys):
     write_pairs([*PAIRS, {**PAIRS[0], "rejected": ""}])
     train("--init", str(folder), *FLAGS, *ONE, "--output", "run")

@@ -142,6 +142,7 @@ def test_the_learning_rate_follows_from_the_width_where_none_is_given(folder):
     assert parse(folder, *given).optimizer.schedule.peak == 2e-5
 
 
+@pytest.mark.slow
 def test_a_small_file_is_learned_with_the_flags_of_the_readme(folder):
     flags = [*INSTRUCTIONS, *FLAGS, "--epochs", "20", "--log-every", "1", "--output", "out"]
     finetuning.finetune(parse(folder, *flags))

@@ -129,6 +129,7 @@ def test_a_replaced_run_begins_with_its_init():
     assert begin(ours, finetuning.RUNS) == parse_run(finetuning.RUNS, "", flags)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_python_has_its_saved_settings(tmp_path):
     output, text = tmp_path / "out", data.TextFiles(path="my.txt")
     fields = {"corpus": text, "output": output, "sample_tokens": None, **ONCE}
@@ -140,6 +141,7 @@ def test_a_resumed_run_of_python_has_its_saved_settings(tmp_path):
     assert (settings["batch_size"], settings["init"], settings["steps"]) == (2, "exported", 5)
 
 
+@pytest.mark.slow
 def test_dpo_of_python_evaluates_and_exports(tmp_path, capsys):
     pairs = {"pairs": Path("pairs.jsonl"), "output": tmp_path / "out", "chat_template": "chatml"}
     folder = run.dpo(run.Dpo(init="exported", steps=4, **pairs, **ONCE))
@@ -225,6 +227,7 @@ def test_texts_end_where_the_context_of_the_model_ends(chat, capsys, monkeypatch
     assert counts[1] > 160 and "the model knows 64 positions" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_python_raises_with_what_resumes(tmp_path, monkeypatch):
     batch, output = data.Batches.__getitem__, tmp_path / "out"
 

@@ -151,6 +151,7 @@ def test_an_empty_prompt_starts_a_document(folder):
     assert isinstance(text(folder, prompt="", max_new_tokens=9), str)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_step_is_read(folder):
     """The newest without a step. Of two steps, so that another was not read."""
     loaded = {step: load_run(folder, step) for step in (None, 1, 2)}
@@ -161,6 +162,7 @@ def test_the_checkpoint_of_a_step_is_read(folder):
         assert np.any(np.asarray(first) != np.asarray(second))
 
 
+@pytest.mark.slow
 def test_a_run_is_read_layer_by_layer_in_the_dtype_of_the_computation(folder):
     """What is then in memory is what decoding reads: no float32, and no stacked layers."""
     whole, loaded = load_run(folder, layout="stacked"), load_run(folder, dtype="bfloat16")
@@ -551,6 +553,7 @@ def test_a_character_that_an_exported_tokenizer_lacks_is_named(tmp_path):
         continued(folder, tmp_path / "x.txt", tmp_path / "said.jsonl")
 
 
+@pytest.mark.slow
 def test_an_output_is_whole_or_as_it_was(folder, tmp_path, monkeypatch):
     """Where the second batch fails; a folder is refused before a model is read."""
     calls, real = [], text_generation.generate_tokens

@@ -67,6 +67,7 @@ def losses(output):
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_the_weights_in_the_folder(folder, capsys):
     run = run_from_checkpoint(BASE, str(folder))
     pretraining.pretrain(run)
@@ -243,6 +244,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused_before_text_is_read(folder, m
         pretraining.pretrain(run_from_checkpoint(BASE, str(folder)))
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_tokenizer_begins_a_run_with_another(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()

@@ -190,6 +190,7 @@ def test_the_time_of_some_steps_is_summed_by_module(whole):
     assert not (forward + backward).strip() and float(other) > 0
 
 
+@pytest.mark.slow
 def test_what_a_run_left_can_be_looked_into(whole):
     folder, _, _ = whole
     run = load_run(folder)
@@ -459,6 +460,7 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
     assert saved_steps(six) == [3, 4, 6]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reads_no_text_and_needs_none(whole, six, monkeypatch):
     """It has its tokenizer, and its rows are in the cache."""
     monkeypatch.setattr("jaxformer.data.corpus._read_documents", None)
@@ -650,7 +652,8 @@ def test_the_update_is_compiled_before_there_is_a_state(monkeypatch, capsys):
     )
     with pytest.raises(TooLargeError, match=r"The train step needs [\d.]+ MB per device") as ended:
         pretraining.pretrain(replace(BASE, length=128))
-    assert ended.value.__notes__ == ["No checkpoint was saved yet."]
+    fields = "(In Python: remat, scan, gradient_accumulation_steps, batch_size.)"
+    assert ended.value.__notes__ == ["No checkpoint was saved yet.", fields]
 
 
 def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
@@ -757,6 +760,7 @@ def test_rows_longer_than_the_learned_positions_are_refused():
 WILD = OptimizerConfig(schedule=Constant(peak=1e30), optimizer=SGD(momentum=0.0), clip_norm=None)
 
 
+@pytest.mark.slow
 def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(capsys):
     run = replace(
         BASE, optimizer=WILD, save_every=1, skip_step=SkipStepConfig(max_consecutive_skips=2)

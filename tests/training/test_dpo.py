@@ -123,6 +123,7 @@ def test_loss_and_gradient_are_those_of_the_formula_in_float64():
     assert_close(actual(CONFIG, data=1), expected(CONFIG))
 
 
+@pytest.mark.slow
 def test_a_mesh_and_microbatches_change_nothing():
     assert_close(actual(CONFIG, data=2, tensor=2, context=2, steps=2), expected(CONFIG))
 

@@ -50,6 +50,7 @@ def other_step():
     return step, step(jnp.ones((256, 256))).block_until_ready()
 
 
+@pytest.mark.slow
 def test_kernels_are_counted_and_summed_by_module(tmp_path):
     """Five products of one kind in a loop and one of another, in each of three steps."""
 
@@ -93,6 +94,7 @@ def test_few_rows_end_in_the_sum_of_the_others():
     ]
 
 
+@pytest.mark.slow
 def test_a_block_that_raises_ends_its_trace(tmp_path):
     with pytest.raises(ZeroDivisionError), profile(tmp_path):
         raise ZeroDivisionError

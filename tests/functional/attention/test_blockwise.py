@@ -259,6 +259,7 @@ def test_who_sees_nothing_says_nothing():
     np.testing.assert_array_equal(gradients[0][:3], 0.0)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_length_and_not_with_its_square():
     """Working space of values and gradients, as the compiler has it."""
 

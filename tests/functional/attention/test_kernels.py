@@ -275,6 +275,7 @@ def test_axes_of_vmap_are_merged_into_a_kernels_batch():
     assert shapes[-1] == ((30,), (30,))
 
 
+@pytest.mark.slow
 def test_a_kernel_inside_vmap_and_on_devices():
     """Values and gradients, with keys that some share and others have of their own."""
     T, mesh, P = (128, jax.sharding.Mesh(jax.devices()[:2], ("data",)), jax.sharding.PartitionSpec)
@@ -313,6 +314,7 @@ def test_cudnn_is_attention(name, segments):
     assert error(cudnn_attention, name, segments, jnp.bfloat16) <= 3e-2
 
 
+@pytest.mark.slow
 def test_a_learned_scale_reaches_kernels_through_their_queries():
     """A kernel is told 1; the gradient of the scale is that of what multiplies queries."""
     x = jax.random.normal(jax.random.key(0), (1, 128, 1, 128), jnp.float32)

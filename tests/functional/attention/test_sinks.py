@@ -138,6 +138,7 @@ def test_one_query_and_maps(arrays):
     assert np.all(np.sum(weights, axis=-1) < 1)
 
 
+@pytest.mark.slow
 def test_a_low_sink_changes_nothing(arrays):
     query, key, value, *_ = arrays
     sinks = np.full(N, -1e9, np.float32)

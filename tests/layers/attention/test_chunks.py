@@ -59,6 +59,7 @@ def test_a_ring_of_one_chunk_is_never_full():
         np.testing.assert_allclose(logits[:, 0], whole[:, t], rtol=0, atol=bound)
 
 
+@pytest.mark.slow
 def test_chunks_of_packed_documents_begin_with_them():
     params, run = random_params(MIXED), jitted_forward(MIXED)
     segments = np.array([[1] * 4 + [2] * 4, [1] * 5 + [2] * 3])

@@ -41,6 +41,7 @@ def config(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_a_layer_reads_the_last_layer_of_its_window():
     """Layers 4, 6 and 8 have the window; the last layer before them with keys of its own is 3."""
     params = random_params(FIRST)

@@ -49,7 +49,7 @@ def test_rows_of_different_lengths_and_chunks_of_prompts(name):
 
 
 @pytest.mark.parametrize("name", ["griffin", "mamba", "time mixing", "channel mixing"])
-@pytest.mark.slow(but=["griffin", "time mixing"])
+@pytest.mark.slow(but=["griffin"])
 def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
     config = replace(BASE, attention=MIXERS[name], num_layers=1)
     params, run = random_params(config), jitted_forward(config)
@@ -62,7 +62,7 @@ def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
 
 
 @pytest.mark.parametrize("name", ["griffin", "jamba", "time mixing", "channel mixing"])
-@pytest.mark.slow(but=["griffin", "time mixing"])
+@pytest.mark.slow(but=["griffin"])
 def test_documents_of_a_row_are_documents_alone(name):
     config = beside_attention(name)
     params, run = random_params(config), jitted_forward(config)

@@ -117,6 +117,7 @@ def test_heads_that_devices_cannot_share():
         check_divisible(replace(CONFIG, model_dim=16), dict(tensor=8))
 
 
+@pytest.mark.slow
 def test_memory_of_the_states():
     """Of each head, over its features."""
     config = replace(BASE, attention=KINDS["griffin"], num_layers=1)

@@ -118,6 +118,7 @@ def test_features_that_devices_cannot_share():
         check_divisible(replace(BASE, attention=MAMBA, model_dim=16), dict(tensor=8))
 
 
+@pytest.mark.slow
 def test_memory_of_the_states():
     """Of each feature, over the numbers of its state."""
     config = replace(BASE, attention=KINDS["falcon"], num_layers=1)

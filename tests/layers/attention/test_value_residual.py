@@ -26,6 +26,7 @@ def values(own, of_first):
     return run.logits, run.values["value"]
 
 
+@pytest.mark.slow
 def test_values_are_a_weighted_sum_of_own_and_first_ones():
     assert CONFIG.segments("decoder") == (1, 1, 4, 0)
     logits, own = values(1, 0)
