@@ -31,6 +31,7 @@ def shapes(config):
     return jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, source=source))["params"]
 
 
+@pytest.mark.slow
 def test_active_parameters():
     """Without the kernels of the experts that a token does not meet; the router stays."""
     per_expert = 3 * 14 * 7
@@ -139,7 +140,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.slow(but=["shared", "encoder"])
+@pytest.mark.slow(but=["encoder"])
 def test_forward_flops_are_those_the_compiler_counts(name):
     """XLA counts norms, activations and softmax too, 1 to 2 % here, and cumulative sums as squares,
     2 % of linear attention; loops it counts once, so layers are unrolled."""
@@ -192,6 +193,7 @@ def test_flops_of_shared_keys_and_of_latents():
     assert costs.forward_flops(LATENT, T) == rest + 3 * latent
 
 
+@pytest.mark.slow
 def test_costs_of_a_gate():
     """One more kernel, what it gives, and the heads once more behind the gate."""
     B, T, D, N, H, V = 2, 64, 128, 4, 48, 48

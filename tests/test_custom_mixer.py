@@ -184,6 +184,7 @@ def test_it_prints_is_read_back_and_is_a_flag():
     assert parse_run(pretraining.RUNS, "", again) == run
 
 
+@pytest.mark.slow
 def test_what_it_leaves_out_is_named(tmp_path, capsys):
     @dataclass(frozen=True, kw_only=True)
     class Mute(options.Mixer):

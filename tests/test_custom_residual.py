@@ -116,7 +116,7 @@ def of(option, **fields):
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
-@pytest.mark.slow(but=["parallel"])
+@pytest.mark.slow
 def test_a_sum_is_what_there_is_without_an_option(block):
     library, tokens = replace(LLAMA, block=block), texts().tokens[:2]
     params = random_params(library)
@@ -215,6 +215,7 @@ def test_no_family_has_it(tmp_path):
         save_pretrained(tmp_path / "mine", config, random_params(config))
 
 
+@pytest.mark.slow
 def test_a_state_with_history_by_hand():
     """Layer after layer with the block of a plain model, and its sum of what came before."""
     config, tokens = of(DenseFormer(), num_layers=3), jnp.asarray(texts().tokens[:1, :7])

@@ -79,6 +79,7 @@ def test_it_computes_what_its_layers_do_one_by_one(config):
     ],
     ids=MODELS,
 )
+@pytest.mark.slow(but=["DeepSeek", "one branch"])
 def test_the_pattern_that_repeats_is_found(config, segments):
     assert config.segments("decoder") == segments
     depth = {name: len(layers) for name, layers in random_params(config)["decoder"].items()}
@@ -160,6 +161,7 @@ def test_every_rope_is_scaled():
         assert {rope.scaling for rope in ropes if rope is not None} == {scaling}
 
 
+@pytest.mark.slow
 def test_an_unrolled_model_is_exported_as_it_was(tmp_path):
     config = zoo.get("deepseek-v2-lite").tiny()
     params = random_params(config)

@@ -194,7 +194,7 @@ def test_either_layout_gives_the_same(taking, monkeypatch):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.slow(but=["save_pretrained"])
+@pytest.mark.slow
 def test_either_layout_is_written_and_read_alike(writer, tmp_path):
     config = CONFIG if writer == "save_pretrained" else ADAPTED
     params = random_params(config)
@@ -205,6 +205,7 @@ def test_either_layout_is_written_and_read_alike(writer, tmp_path):
         assert np.array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_in_the_layout_that_decodes_faster(tmp_path, monkeypatch):
     """On a mesh as well; a program of training reads it stacked."""
     params = random_params(CONFIG)
@@ -234,6 +235,7 @@ def test_no_second_copy_is_made():
     assert not any(x.is_deleted() for x in jax.tree.leaves(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [4, 6])
 def test_layers_that_are_too_few_or_too_many_are_counted(num_layers):
     params = unroll(

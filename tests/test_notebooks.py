@@ -167,6 +167,7 @@ def bare(request, tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bare", [NOTEBOOKS[0]], indirect=True, ids=lambda p: p.stem)
 def test_a_kernel_of_these_tests_has_no_network_and_little_else(bare):
     look = """
@@ -312,6 +313,7 @@ def test_what_is_printed_in_pieces_is_stored_in_one():
     assert texts(stored) == ["1\n2\n"]
 
 
+@pytest.mark.slow
 def test_a_picture_is_stored_with_its_words():
     draw = """
 import matplotlib.pyplot as plt

@@ -395,7 +395,7 @@ def answer(name, transform):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @every_block
-@pytest.mark.slow(but=["plain JAX-vmap"])
+@pytest.mark.slow
 def test_values_and_slopes_are_those_of_the_formula(name, transform):
     y, gradient = answer(name, transform)
     values, slope = expected(name)
@@ -406,7 +406,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
 
 @pytest.mark.parametrize("transform", ["shard_map", "pmap"])
 @every_block
-@pytest.mark.slow(but=[f"{next(iter(BLOCKS))}-shard_map"])
+@pytest.mark.slow
 def test_gradients_on_eight_devices_are_those_of_one(name, transform):
     _, gradient = answer(name, transform)
     _, on_one_device = answer(name, "grad")
@@ -671,6 +671,7 @@ def test_paths_of_parameters_are_text_and_go_to_json_and_back():
     assert jax.tree.all(jax.tree.map(lambda a, b: a is b, again, initial()))
 
 
+@pytest.mark.slow
 def test_parameters_survive_a_file_of_numpy(tmp_path):
     np.savez(tmp_path / "params.npz", **flatten_dict(initial(), sep="/"))
     with np.load(tmp_path / "params.npz", allow_pickle=False) as file:

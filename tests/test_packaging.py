@@ -184,6 +184,7 @@ def test_no_file_is_named_utils_or_helpers():
     assert not [relative(path) for path in names]
 
 
+@pytest.mark.slow
 def test_every_test_file_has_tests_with_different_names():
     for path in TESTS:
         nodes = ast.walk(ast.parse(path.read_text()))

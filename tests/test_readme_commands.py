@@ -19,6 +19,7 @@ from jaxformer import Transformer, data, save_pretrained, zoo
 from tests.run.processes import ROOT, TIMEOUT_SECONDS
 
 HUB_NAME = "Qwen/Qwen3-0.6B"  # the one word that is replaced, by a folder
+INSTALLED = "jaxformer zoo", "python -m jaxformer zoo"  # the command: tests/test_wheel.py
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 INSTRUCTIONS = "".join(
     f'{{"prompt": "What is {n} plus {n}?", "answer": "It is {2 * n}."}}\n' for n in range(40)
@@ -33,8 +34,9 @@ def commands(page, *, blocks):
     """The lines of some blocks of a page that start a program; `pip` is for `.ci/run`."""
     text = (ROOT / page).read_text()
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    shell = [block for language, block in fenced if not language and "python -m " in block]
-    return [line for b in shell[blocks] for line in b.splitlines() if line.startswith("python ")]
+    programs = re.compile("^(python -m|jaxformer) ", re.M)
+    shell = [block for language, block in fenced if not language and programs.search(block)]
+    return [line for b in shell[blocks] for line in b.splitlines() if programs.match(line)]
 
 
 @functools.cache  # two pages have the same line
@@ -53,7 +55,7 @@ def run(line, place, *, whole=False):
     log = place / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            ["bash", "-c", line.replace(HUB_NAME, "path/to/folder")],
+            ["bash", "-c", line.replace(HUB_NAME, "path/to/folder").replace(*INSTALLED)],
             cwd=place,
             env=environment,
             stdin=subprocess.PIPE,

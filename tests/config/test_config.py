@@ -806,6 +806,7 @@ OF_MANY_KINDS = "llama-2-70b", "gemma-3-27b", "t5-11b", "latent"
         for name in DESIGNS
     ],
 )
+@pytest.mark.slow(but=["llama-2-70b", "latent"])
 def test_tiny_has_few_parameters(name):
     assert costs.num_parameters(DESIGNS[name].tiny()) < 1_000_000
 

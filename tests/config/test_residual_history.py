@@ -89,6 +89,7 @@ def normed(x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
 
+@pytest.mark.slow
 def test_attention_over_sums_of_blocks():
     """Blocks of two layers, of two branches each."""
     option = c.AttentionResiduals(num_layers=L, block_layers=2)

@@ -207,6 +207,7 @@ def test_a_module_missing_inside_a_library_is_its_own_story(tmp_path, monkeypatc
         Batches(numbered(3), batch_size=1, seed=0)
 
 
+@pytest.mark.slow
 def test_importing_the_package_needs_no_extra():
     script = (
         "import sys; sys.modules['grain'] = sys.modules['tokenizers'] = None\n"

@@ -458,6 +458,7 @@ def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, mo
     assert sorted("".join(encoded)) == sorted(texts) and again in encoded + [""]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
     """Killed between writing and renaming: no clean-up runs, and the next writer does not care."""
     script = (

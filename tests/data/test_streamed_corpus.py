@@ -115,6 +115,7 @@ def test_a_batch_depends_on_seed_and_step_alone(monkeypatch):
     assert stream.digest == restarted.digest == elsewhere.digest
 
 
+@pytest.mark.slow
 def test_the_disk_has_one_text_and_the_newest_tokens(store):
     for shard in range(len(SIZES), 9):
         lines = [json.dumps({"text": text(shard, i)}) for i in range(40)]

@@ -45,6 +45,7 @@ def plain_hugging_face(folder, *, names=("</s>",), **settings):
 @example(text=END_OF_TEXT * 2)
 @example(text="\r\n\t \x00\u2028\ufeff e\u0301 é 🙂👨‍👩‍👧   \n\n    if x:\n")
 @settings(max_examples=20, deadline=None)
+@pytest.mark.slow(but=["bpe"])
 def test_every_text_comes_back(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

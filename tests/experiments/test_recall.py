@@ -77,6 +77,7 @@ def training():
     return StudyTraining(run, rows, (0, 1), mesh)
 
 
+@pytest.mark.slow
 def test_accuracy_is_the_share_of_answers_that_are_most_likely(training):
     rows = recall_rows(list(TASKS), [8], num_rows=7, row_length=16, num_symbols=4, seed=3)
     params = [random_params(MODEL, size=size) for size in (0.35, 0.7)]

@@ -148,6 +148,7 @@ def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     assert tokens == text.held_out.num_targets
 
 
+@pytest.mark.slow
 def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, monkeypatch):
     made = []
     real = study.train_seeds
@@ -367,6 +368,7 @@ def test_rotary_placements_are_the_nine_of_the_document():
     assert all(name == targets for name, targets in names.items())
 
 
+@pytest.mark.slow
 def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_path, capsys):
     """inventory rows 71 and 72: the published losses stand beside ours."""
     options = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
@@ -558,6 +560,7 @@ def test_lengths_are_measured_for_every_way_of_stretching(small, training):
     np.testing.assert_allclose(lengths["linear"]["2"], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
     """What NTK, linear, YaRN and the others do to a text of so many times the length."""
     model = PLACEMENT_SIZES["cpu"].model

@@ -65,6 +65,7 @@ def params():
     return jax.tree.map(np.asarray, random_tree(shapes))
 
 
+@pytest.mark.slow
 def test_the_model_is_the_librarys_of_the_same_sizes(params):
     inputs = {"positions": POSITIONS, "segments": SEGMENTS}
     apply = partial(jaxformer.Transformer(CONFIG).apply, contiguous_positions=True)

@@ -174,6 +174,7 @@ def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
             assert chosen[len(ids)] == tokenizer.end_of_text
 
 
+@pytest.mark.slow
 def test_parameters_are_averaged_over_the_last_and_the_newest_regular_checkpoints(tmp_path):
     def state(value):
         params = {"a": jnp.full(3, value), "b": {"c": jnp.full((1, 2), -value)}}

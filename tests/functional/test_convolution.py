@@ -38,6 +38,7 @@ def with_and_without(x, kernel, bias, state, segments, valid):
     return [F.causal_convolution(x, kernel, bias, initial_state=state, **more) for more in given]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), K=st.integers(2, 4), T=st.sampled_from([1, 2, 7]))
 def test_outputs_and_state(seed, K, T):

@@ -248,7 +248,7 @@ def test_documents_shared_by_rows():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow(but=["chunked"])
+@pytest.mark.slow
 def test_padding_passes_the_state_on(method):
     """Each row gives what its tokens give without the padding, in value, state and gradient."""
     start = draw(B, N, 2 * C, seed=3)
@@ -272,7 +272,7 @@ def test_padding_passes_the_state_on(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow(but=["chunked"])
+@pytest.mark.slow
 def test_padding_between_documents(method):
     """Padding ends no document, whatever its number; the token after it may begin one. What comes
     before the first token does not keep it from the state that there was."""
@@ -301,6 +301,7 @@ def test_reading_in_parts(method, parts):
     np.testing.assert_allclose(state, last, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_initial_state_belongs_to_the_first_document():
     start = draw(B, N, 2 * C, seed=3)
     for method in METHODS:

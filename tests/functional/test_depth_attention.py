@@ -49,6 +49,7 @@ def gradient(attend, end):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(np.float32(TOTAL), QUERIES)
 
 
+@pytest.mark.slow
 def test_a_gradient_takes_the_blocks_from_the_end():
     expected = gradient(plain, lambda blocks, later: blocks)
     actual = gradient(F.attend_to_history, F.history_at_end)

@@ -60,7 +60,7 @@ def test_each_group_meets_its_own_kernel(linear, sizes):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.slow(but=["blocked"])
+@pytest.mark.slow
 def test_groups_differ_between_members_of_a_batch(linear):
     """vmap, nested, with shared kernels."""
     x, kernels, dy = draw(2, 3, R, D), draw(E, D, H), draw(2, 3, R, H)
@@ -81,7 +81,7 @@ def test_a_batch_without_members(linear):
     assert [a.shape for a in actual] == [(0, R, H), (0, R, D), (0, E, D, H)]
 
 
-@pytest.mark.slow(but=["blocked"])
+@pytest.mark.slow
 def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
     mesh, rows = jax.sharding.Mesh(jax.devices()[:3], ("data",)), P("data")
     x, kernels, dy = draw(3 * R, D), draw(E, D, H), draw(3 * R, H)

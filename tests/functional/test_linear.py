@@ -147,6 +147,7 @@ def test_dropout_follows_its_key(normal):
     )
 
 
+@pytest.mark.slow
 def test_dropout_under_vmap_is_dropout_with_each_key(normal):
     x, keys = normal(3, 5), jax.random.split(jax.random.key(3), 3)
     together = jax.jit(jax.vmap(lambda x, key: F.dropout(x, 0.5, key)))(x, keys)

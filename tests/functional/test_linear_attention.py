@@ -75,7 +75,7 @@ def draw_documents(seed=0, *, rows=CASES, length=T):
 
 @DECAYS
 @RULES
-@pytest.mark.slow(but=["sum-per head", "delta rule-per feature"])
+@pytest.mark.slow
 def test_every_form_is_the_loop(features, delta_rule):
     """50 cases each: packed documents, padding, a state that goes on."""
     x, documents = draw(features=features), draw_documents()
@@ -90,7 +90,7 @@ def test_every_form_is_the_loop(features, delta_rule):
 @DECAYS
 @RULES
 @pytest.mark.parametrize("form", [FORMS["scan"], FORMS["chunks"]], ids=["scan", "chunks"])
-@pytest.mark.slow(but=["chunks-delta rule-per feature"])
+@pytest.mark.slow
 def test_gradients_are_the_loops(features, delta_rule, form):
     """Along a random direction of each input, by central differences of the loop in float64."""
     rows = 12
@@ -209,6 +209,7 @@ def test_a_sequence_in_parts_is_the_whole(delta_rule):
     np.testing.assert_allclose(state, whole.state, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_decay_attention_is_a_case():
     """One feature of queries and keys, all 1, and a decay that does not depend on the token."""
     value, gamma = draw(rows=2)["value"], np.float32([0.1, 0.9, 0.99, 1])
@@ -253,6 +254,7 @@ def test_mamba_2_is_a_case():
     np.testing.assert_allclose(actual.output, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_delta_rule_is_a_product_of_matrices():
     """DeltaNet, gated by head, and Kimi's by feature: the transitions written out."""
     x = draw(features=H, rows=1)
@@ -298,6 +300,7 @@ def test_no_tokens_leave_the_state_as_it_is(method):
     np.testing.assert_array_equal(actual.state, x["initial_state"])
 
 
+@pytest.mark.slow
 def test_bfloat16_in_and_out_float32_inside():
     x = draw(rows=1)
     halves = {name: jnp.asarray(array, jnp.bfloat16) for name, array in x.items()}

@@ -116,6 +116,7 @@ def test_any_shape_and_any_chunk(tokens, width, vocab_size, chunk, axis, options
     assert_close(by_chunks(arrays, targets, weights, chunk_size=chunk, **options), expected)
 
 
+@pytest.mark.slow
 def test_without_a_bias_and_with_leading_axes():
     (x, kernel, _), targets, weights = draw(12, 3, 23)
     nothing = jnp.zeros(23)
@@ -145,6 +146,7 @@ def test_scores_are_those_of_whole_logits():
 
 
 @pytest.mark.parametrize("wrong", [-1, -100, 23, 2**31 - 1, -(2**31)])
+@pytest.mark.slow(but=["-100", "23", "2147483647", "-2147483648"])
 def test_a_target_out_of_range_is_loud_unless_masked(wrong):
     arrays, targets, _ = draw(4, 3, 23)
     targets = targets.at[2].set(wrong)
@@ -165,6 +167,7 @@ def test_large_logits_do_not_overflow():
     assert all(np.isfinite(x).all() for x in slopes)
 
 
+@pytest.mark.slow
 def test_bfloat16_products_as_the_head_makes_them():
     """Losses are float32 and those of the whole form; gradients have the dtypes of their arrays and
     are as near those in float64, though they are added up from 64 chunks."""

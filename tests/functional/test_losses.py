@@ -147,6 +147,7 @@ def test_cross_entropy_of_a_forbidden_token_is_ignored_elsewhere():
     np.testing.assert_allclose(gradient[1], 0.0)
 
 
+@pytest.mark.slow
 def test_cross_entropy_gradient_is_softmax_minus_one_hot():
     gradient = jax.grad(lambda x: F.token_cross_entropy(x, TARGETS).sum())(LOGITS)
     expected = jax.nn.softmax(LOGITS) - jax.nn.one_hot(TARGETS, 11)

@@ -274,6 +274,7 @@ def test_rivals_of_a_sparse_mixer():
         F.sparse_mixer(logits, top_k=2, jitter=-0.1)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_sparse_mixer_is_that_of_its_weights():
     logits = jnp.log(2.0) * np.float32([4, 3, 2, -9])
     gradient = jax.grad(lambda x: F.sparse_mixer(x, top_k=2, jitter=0.125).weights[0])(logits)
@@ -374,6 +375,7 @@ def test_losses_are_of_totals(loss):
         loss(draw(6, 4))
 
 
+@pytest.mark.slow
 def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
     logits = draw(3, 2, R, E)  # three layers
     mask = np.asarray(RNG.random((2, R)) > 0.4)
@@ -387,6 +389,7 @@ def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_probabilities_pass_the_gradient_of_the_balance():
     logits = RNG.normal(size=(R, E))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -406,6 +409,7 @@ def test_sigmoids_are_divided_by_their_sum():
 
 
 @pytest.mark.parametrize("logit", [-20.0, -50.0, -85.0])
+@pytest.mark.slow(but=["-50.0", "-85.0"])
 def test_gradients_of_small_scores_are_those_of_float64(logit):
     """Scores far below 1 were divided by the square of their sum, which is 0 in float32."""
     logits = np.array([[logit, logit + 1, logit - 2, logit]], np.float32)

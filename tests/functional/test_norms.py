@@ -262,6 +262,7 @@ def test_batch_norm_of_a_padded_batch_sees_the_real_tokens_only(normal, over):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), masked, statistics)
 
 
+@pytest.mark.slow
 def test_batch_norm_of_one_value_is_refused_or_leaves_the_statistics_alone(normal):
     """inventory row 124: one value has no variance; the document's formula gives the bias."""
     x = normal(1, 3, 2)
@@ -279,6 +280,7 @@ def test_batch_norm_of_one_value_is_refused_or_leaves_the_statistics_alone(norma
     np.testing.assert_array_equal(np.isnan(unknown.var[:, 0]), [True, False, True])
 
 
+@pytest.mark.slow
 def test_layer_norm_of_a_sample_ignores_its_batch_and_batch_norm_does_not(normal):
     """inventory rows 91, 126: LN normalises one token's features, BN one feature over samples."""
     x, company = normal(1, 3, 7), 5.0 * normal(4, 3, 7)

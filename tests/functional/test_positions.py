@@ -404,6 +404,7 @@ def test_alibi_bias_is_the_distance():
     np.testing.assert_array_equal(bias, bias.swapaxes(1, 2))
 
 
+@pytest.mark.slow
 def test_alibi_bias_equals_blooms_after_softmax(normal):
     """BLOOM adds slope * j instead, the same up to a number per query that softmax cancels."""
     scores, slopes, positions = normal(3, 5, 5), F.alibi_slopes(3), np.arange(5)
@@ -470,6 +471,7 @@ def test_t5_buckets_match_transformers(case):
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(bidirectional=st.booleans(), num_buckets=st.integers(4, 40), room=st.integers(1, 500))
 def test_t5_buckets_are_ordered_and_in_range(bidirectional, num_buckets, room):
@@ -605,6 +607,7 @@ def test_transformer_xl_answers_nan_where_positions_have_gaps(normal):
     )
 
 
+@pytest.mark.slow
 def test_transformer_xl_has_a_gradient(normal):
     query, kernel, at = normal(3, 1, 2), normal(4, 1, 2), np.arange(3)
 

@@ -68,6 +68,7 @@ def test_chunks_of_any_size_are_the_loop(chunk_size):
     np.testing.assert_allclose(actual.state, state, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_the_loops():
     """Along a random direction of each input, by central differences of the loop in float64."""
     x, documents, weights = draw(1), draw_documents(1), draw(3)
@@ -96,6 +97,7 @@ def test_gradients_are_the_loops():
         np.testing.assert_allclose(actual / bound, expected / 2e-6 / bound, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_without_decay_nothing_enters_and_gradients_are_numbers():
     """A gate of 0 keeps the state, as the limit of the recurrence does."""
     x = draw() | dict(decay_gate=np.zeros((ROWS, T, C), np.float32))
@@ -105,6 +107,7 @@ def test_without_decay_nothing_enters_and_gradients_are_numbers():
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())
 
 
+@pytest.mark.slow
 def test_the_variance_of_the_state_is_that_of_the_inputs():
     """After a long text of independent inputs, whatever the decay."""
     rng = np.random.default_rng(0)
@@ -114,6 +117,7 @@ def test_the_variance_of_the_state_is_that_of_the_inputs():
         assert 0.93 < np.var(states) < 1.07
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_sequence_hand_states_along():
     x, documents = draw(rows=2, length=32), draw_documents(rows=2, length=32)
     mesh = jax.make_mesh((4,), ("context",), (AxisType.Auto,), devices=jax.devices()[:4])
@@ -136,6 +140,7 @@ def test_devices_that_share_the_sequence_hand_states_along():
         np.testing.assert_allclose(last, state, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_sequence_in_parts_is_the_whole():
     x, first = draw(), np.arange(T)[None] == 0
     whole = F.rg_lru(**x, first=first)

@@ -1,12 +1,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.functional.jitted_functions import F
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 9), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_a_ring_keeps_the_latest_of_what_was_put_in(num_slots, start, valid):

@@ -46,6 +46,7 @@ def test_sampling_of_a_batch_is_that_of_each_row(name):
     np.testing.assert_allclose(PROCESSORS[name](batch), one_by_one, rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), p=st.floats(0.01, 1.0))
 def test_top_p_keeps_the_fewest_tokens_that_hold_p(x, p):
@@ -58,6 +59,7 @@ def test_top_p_keeps_the_fewest_tokens_that_hold_p(x, p):
         np.testing.assert_array_equal(np.asarray(result)[mass_above < p], x[mass_above < p])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), k=st.integers(1, 7))
 def test_top_k_keeps_what_fewer_than_k_exceed(x, k):
@@ -66,6 +68,7 @@ def test_top_k_keeps_what_fewer_than_k_exceed(x, k):
     np.testing.assert_array_equal(is_kept(F.keep_top_k(np.float32(x), k)), above < k)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), p=st.floats(0.01, 1.0))
 def test_min_p_compares_with_the_likeliest(x, p):
@@ -154,6 +157,7 @@ def test_repetition_penalty_by_hand():
     np.testing.assert_allclose(F.penalise_repetition(x, seen, 0.5), [4.0, -1.0, 0.0, 2.0, -2.0])
 
 
+@pytest.mark.slow
 def test_seen_tokens_marks_what_occurs():
     np.testing.assert_array_equal(F.seen_tokens(TOKENS, 13), SEEN)
     np.testing.assert_array_equal(F.seen_tokens(TOKENS[1], 13), SEEN[1])

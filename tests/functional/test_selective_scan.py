@@ -68,6 +68,7 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual / scale, expected / scale, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_chunks_of_any_size_are_the_loop():
     """Packed documents, padding, and a state that goes on."""
     x, documents = draw(), draw_documents()
@@ -79,6 +80,7 @@ def test_chunks_of_any_size_are_the_loop():
         assert_close(actual.state, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 16])
 def test_gradients_are_the_loops(chunk_size):
     """Along a random direction of each input, by central differences of the loop in float64."""
@@ -173,6 +175,7 @@ def test_devices_that_share_the_sequence_hand_states_along():
         np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_sequence_in_parts_is_the_whole():
     x = draw(rows=4)
     whole = F.selective_scan(**x, chunk_size=8)
@@ -193,6 +196,7 @@ def test_one_number_of_state_and_a_constant_step_is_decay_attention():
     np.testing.assert_allclose(actual.output, expected[..., 0], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_chunk():
     """The gradient keeps less than a third of what the states of all tokens would be."""
     length = 16_384
@@ -211,6 +215,7 @@ def test_no_tokens_leave_the_state_as_it_is():
     np.testing.assert_array_equal(actual.state, x["initial_state"])
 
 
+@pytest.mark.slow
 def test_bfloat16_in_and_out_float32_inside():
     x = draw(rows=1)
     halves = {name: jnp.asarray(array, jnp.bfloat16) for name, array in x.items()}

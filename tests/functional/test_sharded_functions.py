@@ -35,6 +35,7 @@ HEADS = {
 }
 
 
+@pytest.mark.slow
 def test_rows_of_each_device_and_a_head_that_all_share():
     x, kernel, targets = draw(4, 5, 3), draw(3, 12, seed=1), jnp.arange(20).reshape(4, 5) % 12
 
@@ -52,7 +53,7 @@ def test_rows_of_each_device_and_a_head_that_all_share():
 
 
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.3}, {"label_smoothing": 0.2}], ids=str)
-@pytest.mark.slow(but=["{'z_loss': 0.3}"])
+@pytest.mark.slow
 def test_cross_entropy_of_a_vocabulary_in_parts(options):
     """Losses, NaN for wrong ids, and gradients; large logits do not overflow."""
     logits = 50 * draw(2, 5, 12)
@@ -70,7 +71,7 @@ def test_cross_entropy_of_a_vocabulary_in_parts(options):
 @pytest.mark.parametrize("chunk", [2, 3, 12], ids=lambda chunk: f"chunk{chunk}")
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
-@pytest.mark.slow(but=["masked-0-chunk12", "masked-1-chunk12"])
+@pytest.mark.slow
 def test_a_heads_vocabulary_in_parts(options, axis, chunk):
     """Each device goes through its 12 ids, some at a time; losses and gradients are one's."""
     x, kernel, bias = draw(2, 5, 3), draw(3, 48, seed=1), draw(48, seed=2)
@@ -238,7 +239,7 @@ def convolution(x, **options):
 
 
 @pytest.mark.parametrize("function", [recurrence, convolution])
-@pytest.mark.slow(but=["convolution"])
+@pytest.mark.slow
 def test_states_are_handed_along_a_sequence_in_zigzag_order(function):
     """A part has fewer tokens than the convolution has taps, or none that is valid."""
     x, initial = draw(2, 16, 8), draw(2, 3, 8, seed=1)

@@ -302,7 +302,7 @@ def test_vmap_and_grad_under_pmap(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["blockwise_attention", "linear_cross_entropy"])
+@pytest.mark.slow
 def test_vmap_and_grad_under_shard_map(name):
     def on_two_devices(function):
         mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))

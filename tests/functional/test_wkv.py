@@ -77,6 +77,7 @@ def test_chunks_of_any_size_are_the_loop(chunk_size):
     np.testing.assert_allclose(sums(actual.state), last, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_the_loops():
     """Along a random direction of each input, by central differences of the loop in float64."""
     x, documents, weights = draw(1), draw_documents(1), draw(3)["value"]
@@ -106,6 +107,7 @@ def test_gradients_are_the_loops():
         np.testing.assert_allclose(actual / bound, expected / 2e-6 / bound, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_keys_beyond_any_float_weigh_as_their_differences():
     """exp of these keys overflows float32 and float64; all numbers have few bits."""
     x = draw() | {"rate": np.float32([0, 0.125, 1, 8, 128]), "initial_state": None}
@@ -166,6 +168,7 @@ def test_devices_that_share_the_sequence_hand_states_along():
         np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_sequence_in_parts_is_the_whole():
     x = draw()
     whole = F.wkv(**x)

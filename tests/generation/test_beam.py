@@ -62,7 +62,7 @@ def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), table=TABLE):
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
-@pytest.mark.slow(but=["1.0"])
+@pytest.mark.slow
 def test_enough_beams_find_what_exhaustive_search_finds(length_penalty):
     result = search(VOCAB**STEPS, length_penalty)
     for row in range(2):
@@ -96,6 +96,7 @@ def by_hand(row, num_beams, length_penalty):
     return sorted(ended, reverse=True)[:num_beams]
 
 
+@pytest.mark.slow
 def test_few_beams_find_what_lists_find():
     result = search(2, 0.6, stop=((STOP,),) * len(FLAT), table=FLAT)
     for row in range(len(FLAT)):

@@ -148,6 +148,7 @@ def test_a_window_keeps_no_more_than_it_sees():
     assert shapes == [(1, 2, 2, WINDOW, 6), (1, 2, 2, 50, 6)]
 
 
+@pytest.mark.slow
 def test_a_full_cache_is_refused_or_answers_nan():
     params, run = random_params(BASE), jitted_forward(BASE)
     cache = empty_cache(BASE, (2,), 4)
@@ -204,6 +205,7 @@ def test_no_cache_is_written_beyond_its_room(config):
         prefill(config, params, TOKENS[:, :5], jnp.full(2, 4), capacity=4)
 
 
+@pytest.mark.slow
 def test_padding_takes_no_room():
     params, run = random_params(BASE), jitted_forward(BASE)
     real = np.broadcast_to(np.arange(7) < 4, TOKENS.shape).astype(int)
@@ -235,6 +237,7 @@ def test_kernels_without_positions_read_a_prompt(name, monkeypatch):
     np.testing.assert_allclose(following[1, 0], whole[1, 2], atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.slow
 def test_cache_is_empty_is_refused_for_a_filled_cache():
     params, model = random_params(BASE), Transformer(BASE)
     _, cache = jitted_forward(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
@@ -242,6 +245,7 @@ def test_cache_is_empty_is_refused_for_a_filled_cache():
         model.apply({"params": params}, TOKENS[:, 4:], cache=cache, cache_is_empty=True)
 
 
+@pytest.mark.slow
 def test_a_cache_of_windows_alone_is_never_full():
     check(of(windows=(WINDOW,)), (LENGTH,), room=4)
 

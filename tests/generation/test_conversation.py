@@ -54,6 +54,7 @@ def test_each_answer_is_that_to_the_whole_prompt(config, chunks):
         prompt = [*prompt, *answer, 11, 8, 6]
 
 
+@pytest.mark.slow
 def test_an_answer_reads_only_new_tokens_and_compiles_nothing(chunks, caplog):
     params = random_params(TINY_LLAMA)
     conversation = Conversation(TINY_LLAMA, params, max_new_tokens=NEW)
@@ -84,6 +85,7 @@ def test_a_prompt_that_changes_an_answer_keeps_what_is_equal(chunks):
     assert chunks[-2][0] == 0
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_left_keeps_what_was_read(chunks):
     params, prompt = random_params(TINY_LLAMA), [3, 5, 7]
     conversation = Conversation(TINY_LLAMA, params, max_new_tokens=NEW)

@@ -187,6 +187,7 @@ def test_what_cannot_be_generated_is_refused(config, params, prompts, changes, a
 
 
 @pytest.mark.parametrize("write", [generate, lambda *inputs, **how: list(stream(*inputs, **how))])
+@pytest.mark.slow(but=["<lambda>"])
 def test_parameters_that_are_no_numbers_write_no_text(config, params, write):
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
     with pytest.raises(ValueError, match="Logits of the prompt are NaN or infinite; check the"):
@@ -262,6 +263,7 @@ def test_rows_of_different_lengths_are_rows_alone(config, params):
         assert np.all(row[len(tokens) + 6 :] == alone[-1])
 
 
+@pytest.mark.slow
 def test_padding_and_lengths_say_the_same_as_a_list(config, params):
     padded, lengths = pad_rows(ROWS)
     np.testing.assert_array_equal(lengths, [2, 5, 3])
@@ -279,6 +281,7 @@ def test_any_chunks_of_the_prompt_give_the_same(config, params, chunk):
     np.testing.assert_array_equal(actual, generate(config, params, ROWS, max_new_tokens=6))
 
 
+@pytest.mark.slow
 def test_a_row_ends_at_its_stop_token_and_repeats_it(config, params):
     free = np.asarray(generate(config, params, ROWS, max_new_tokens=6))
     stops = [int(free[0, 2 + 1]), int(free[1, 5 + 3])]  # what rows choose second and fourth

@@ -143,6 +143,7 @@ def test_no_device_needs_room_for_the_whole_model():
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3
 
 
+@pytest.mark.slow
 def test_a_mesh_that_does_not_fit_is_refused():
     config, params = model("llama-2-70b")
     with pytest.raises(ValueError, match=r"num_heads 4 is not divisible by tensor 8"):

@@ -149,6 +149,7 @@ def test_a_large_model_is_not_copied_at_each_call_but_told_how(config, monkeypat
     np.testing.assert_array_equal(alone, stacked)
 
 
+@pytest.mark.slow
 def test_an_array_at_two_places_is_deleted_after_both(config):
     """And NumPy's arrays are not deleted, nor those that are traced."""
     params = random_params(replace(config, num_layers=4))

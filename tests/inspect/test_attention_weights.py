@@ -52,7 +52,7 @@ def test_the_families_of_the_survey_are_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow(but=["llama2_70b", "mistral"])
+@pytest.mark.slow(but=["mistral"])
 def test_maps_are_those_of_transformers(name, reference):
     outputs, config, params, tokens, inputs = reference(name)
     maps = inspect.attention_maps(config, params, tokens, **inputs)
@@ -94,7 +94,7 @@ def test_maps_of_long_texts_are_exact_though_training_never_has_them(build):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow(but=["grouped"])
+@pytest.mark.slow
 def test_chosen_layers_heads_and_queries_are_cut_from_the_whole(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     whole = inspect.attention_maps(config, params, tokens).decoder
@@ -120,7 +120,7 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay", "hybrid", "sinks"}))
-@pytest.mark.slow(but=["blocks", "grouped", "t5"])
+@pytest.mark.slow(but=["grouped", "t5"])
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     maps = inspect.attention_maps(config, params, tokens).decoder
@@ -128,6 +128,7 @@ def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     assert float(np.abs(jnp.triu(maps, 1)).max()) == 0
 
 
+@pytest.mark.slow
 def test_sinks_take_a_share_and_scale_the_rest(build):
     config, params, tokens, _ = build(num_layers=1, attention=KINDS["sinks"])
     maps = np.asarray(inspect.attention_maps(config, params, tokens).decoder)
@@ -139,6 +140,7 @@ def test_sinks_take_a_share_and_scale_the_rest(build):
     np.testing.assert_allclose(maps / shares, without, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_after_the_last_whole_pattern_come_last(build):
     """And of two repetitions of a pattern of two, each has its place."""
     config, params, tokens, _ = build(num_layers=5, attention={"windows": (1, None)})
@@ -147,6 +149,7 @@ def test_layers_after_the_last_whole_pattern_come_last(build):
     assert [bool(x > 0.1) for x in far] == [False, True, False, True, False]
 
 
+@pytest.mark.slow
 def test_decay_weighs_by_powers(build):
     config, params, tokens, _ = build(attention=KINDS["decay"])
     segments = jnp.array([[1, 1, 1, 1, 2, 2, 2]] * 2)
@@ -176,6 +179,7 @@ def test_a_few_rows_of_decay_take_little_memory():
     assert run.compile().memory_analysis().temp_size_in_bytes < 4 * 4096**2
 
 
+@pytest.mark.slow
 def test_an_encoder_looks_both_ways(build):
     config, params, tokens, _ = build(topology=Encoder())
     maps = inspect.attention_maps(config, params, tokens)
@@ -192,6 +196,7 @@ def test_padding_of_a_source_is_not_looked_at(build):
     assert float(maps.cross[:, 0, ..., 3:].max()) == 0 < float(maps.cross[:, 1, ..., 3:].min())
 
 
+@pytest.mark.slow
 def test_only_the_parts_that_are_asked_for(build):
     config, params, tokens, inputs = build(topology=EncoderDecoder(num_encoder_layers=2))
     maps = inspect.attention_maps(config, params, tokens, parts=("cross",), layers=(2,), **inputs)
@@ -263,6 +268,7 @@ def test_a_token_outside_the_vocabulary_is_refused(build):
         inspect.attention_maps(config, params, tokens.at[0, 0].set(31))
 
 
+@pytest.mark.slow
 def test_entropy_counts_the_tokens_that_are_seen():
     maps = jnp.array([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]]])
     actual = inspect.attention_entropy(maps[None, None])

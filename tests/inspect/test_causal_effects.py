@@ -268,7 +268,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.slow(but=["scalars", "narrow"])
+@pytest.mark.slow
 def test_attributions_add_up_to_the_logit(name, build):
     config, params, tokens, inputs = build(**SUMS[name])
     wrong = jnp.arange(7) + 5
@@ -294,7 +294,7 @@ TOPOLOGIES = {"decoder": None, "pair": EncoderDecoder(num_encoder_layers=1)}
 )
 @pytest.mark.parametrize("norms", NORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.slow(but=["parallel_shared_norm-pre-sandwich-decoder"])
+@pytest.mark.slow
 def test_every_block_is_the_sum_of_its_parts_and_is_patched_whole(block, norms, topology, build):
     """With all branches of another run the run is the other one; a layer's parts are its own."""
     fields = {} if TOPOLOGIES[topology] is None else {"topology": TOPOLOGIES[topology]}
@@ -377,7 +377,7 @@ def test_attributions_that_do_not_exist_are_refused(build):
 
 
 @pytest.mark.parametrize("placement", ["pre", "sandwich"])
-@pytest.mark.slow(but=["sandwich"])
+@pytest.mark.slow
 def test_composition_is_that_of_whole_matrices(placement, build):
     post_norm = RMSNorm(scale_offset=1.0) if placement == "sandwich" else None
     config, params, *_ = build(norm_placement=placement, norm=LayerNorm(), post_norm=post_norm)

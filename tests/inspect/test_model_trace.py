@@ -27,7 +27,7 @@ BLOCKS = ("serial", "parallel", "parallel_shared_norm")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow(but=["falcon_7b", "llama"])
+@pytest.mark.slow(but=["llama"])
 def test_the_stream_is_the_hidden_states_of_transformers(name, reference):
     outputs, config, params, tokens, inputs = reference(name)
     seen = inspect.trace(config, params, tokens, **inputs)
@@ -79,7 +79,7 @@ def test_nothing_is_sown_unless_asked(build):
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "bloom", "gemma2", "gpt2", "cohere"])
-@pytest.mark.slow(but=["cohere"])
+@pytest.mark.slow
 def test_the_lens_ends_at_the_logits_of_transformers(name, reference):
     outputs, config, params, tokens, inputs = reference(name)
     lens = inspect.logit_lens(config, params, tokens, **inputs)
@@ -108,6 +108,7 @@ def test_a_lens_that_is_too_large_or_too_deep_is_refused(build):
     assert inspect.logit_lens(config, params, tokens, max_bytes=6944).nbytes == 6944
 
 
+@pytest.mark.slow
 def test_losses_are_minus_the_logarithm_of_the_chance(reference):
     outputs, config, params, tokens, _ = reference("llama")
     logits = outputs["logits"].astype(np.float64)
@@ -120,6 +121,7 @@ def test_losses_are_minus_the_logarithm_of_the_chance(reference):
     np.testing.assert_allclose(losses, -np.log(chances[..., 0]), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_nothing_follows_the_end_of_a_document(build):
     config, params, tokens, _ = build()
     segments = jnp.array([[1, 1, 1, 2, 2, 0, 0]] * 2)
@@ -151,6 +153,7 @@ def test_an_encoder_needs_targets(build):
     assert inspect.token_losses(config, params, tokens, targets=tokens).shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_refused_in_words(build):
     config, params, tokens, _ = build()
     wrong = [

@@ -57,7 +57,7 @@ def other_tokens(config, tokens):
     return (tokens + 5) % config.vocab_size
 
 
-@pytest.mark.slow(but=["multi_head"])
+@pytest.mark.slow
 def test_values_of_the_run_itself_change_no_bit(model):
     config, params, tokens, inputs = model
     run = inspect.run(config, params, tokens, **inputs)

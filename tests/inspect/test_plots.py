@@ -28,6 +28,7 @@ from jaxformer.generation import prefill
 from tests.small_models import BASE, random_params
 
 
+@pytest.mark.slow
 def test_sinusoids_are_sines_and_cosines(build):
     config, params, *_ = build(embedding=Embedding(positions=Sinusoid()))
     actual = inspect.position_embeddings(config, params, 9)
@@ -64,6 +65,7 @@ def test_angles_grow_with_the_position_and_are_stretched(build):
         inspect.rotation_angles(config, 5, layer=3)
 
 
+@pytest.mark.slow
 def test_alibi_falls_by_its_slopes(build):
     config, *_ = build(attention={"positions": (Alibi(scale=0.5),)})
     bias = inspect.position_bias(config, {}, 6)
@@ -107,6 +109,7 @@ def test_scores_of_rotary_positions_are_mean_cosines(build):
     np.testing.assert_allclose(actual[0], (cosines + 1) / 3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_features_of_latent_keys_that_are_not_turned_count(build):
     latent = Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6)
     config, *_ = build(attention=latent)
@@ -341,6 +344,7 @@ def test_numbers_of_a_heatmap_do_not_touch(shape):
     assert not inspect.plot_heatmap(np.full((1, 100), -0.25)).axes[0].texts  # no room
 
 
+@pytest.mark.slow
 def test_layers_and_positions_are_counted_in_whole_numbers():
     maps = np.full((2, 14, 19), 1 / 19)
     lens = np.log(np.full((2, 7, 3), 1 / 3))

@@ -159,6 +159,7 @@ def test_groups_that_do_not_fit_are_refused(fields, message):
         config_from_fields("deepseek_v3", **EXPERTS, **experts | fields)
 
 
+@pytest.mark.slow
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
     golden = read_golden("deepseek_v3_moe")
     extra = {
@@ -201,6 +202,7 @@ def test_a_released_ax_k1_lacks_biases_and_has_a_norm_too_many(tmp_path):
         load_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_folder_that_lacks_some_of_its_biases_is_damaged(tmp_path):
     """All may be absent, as in the released A.X K1; one of two may not."""
     small = load_pretrained(write_folder(read_golden("axk1"), tmp_path / "one")).config

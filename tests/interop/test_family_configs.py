@@ -190,6 +190,7 @@ def test_differences_of_layers_are_named_by_their_field():
     assert config_differences(config, other) == ["feed_forward[0].hidden_dim: 7 instead of 88"]
 
 
+@pytest.mark.slow
 def test_a_released_file_of_lfm2():
     """LFM2-1.2B: the width by the multiplier, attention by the numbers of its layers."""
     fields = {
@@ -215,6 +216,7 @@ def test_a_released_file_of_lfm2():
         build_config(FAMILIES["lfm2"], fields | {"use_pos_enc": False}, where="")
 
 
+@pytest.mark.slow
 def test_what_qwen_3_next_says():
     """80B-A3B by the defaults of transformers' class, as its name counts."""
     fields = {"vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 48}

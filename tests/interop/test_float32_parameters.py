@@ -57,7 +57,7 @@ def params():
         *("apertus-8b", "rwkv-4-169m", *WITHOUT_FAMILY),
     ],
 )
-@pytest.mark.slow(but=["gpt-oss-20b", "deepseek-v3", "bamba-9b", "hyper-connections"])
+@pytest.mark.slow(but=["hyper-connections"])
 def test_a_parameter_that_is_read_in_float32_stays_so_or_is_known_to_be_rounded(name):
     config = WITHOUT_FAMILY.get(name) or zoo.get(name).tiny()
     boxes = annotated_parameters(config, jnp.dtype(jnp.bfloat16))
@@ -67,6 +67,7 @@ def test_a_parameter_that_is_read_in_float32_stays_so_or_is_known_to_be_rounded(
         assert not is_wide or box.dtype == jnp.float32, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_FAMILY)
 def test_a_frozen_base_computes_as_its_float32_parameters(name):
     """Of what is not a kernel nothing is rounded, so that it changes no logit."""

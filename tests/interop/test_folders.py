@@ -138,7 +138,7 @@ def test_layers_after_the_last_whole_pattern_stand_in_the_tail(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
-@pytest.mark.slow(but=["qwen3_5_moe"])
+@pytest.mark.slow
 def test_qwen_with_images_is_its_text_model(name, tmp_path, caplog):
     """As published: with tensors for images and further tokens, and experts in two tensors."""
     golden = read_golden(name)
@@ -210,6 +210,7 @@ def test_the_context_length_has_the_name_of_its_family(name, field):
     assert choose_family(config, {})[1][field] == 300
 
 
+@pytest.mark.slow
 def test_experts_stand_side_by_side(tmp_path):
     config = LLAMA | {
         "model_type": "mixtral",
@@ -336,7 +337,7 @@ def test_memory_stays_near_one_copy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("preset", ["mixtral-8x7b", "gemma-2-2b", "t5-small"])
-@pytest.mark.slow(but=["mixtral-8x7b"])
+@pytest.mark.slow
 def test_layers_are_read_apart_as_unroll_splits_them(preset, tmp_path):
     """Experts, windows in turns, an encoder; in bfloat16 each value is rounded once."""
     config = replace(zoo.get(preset).tiny(), num_layers=5)

@@ -66,6 +66,7 @@ def test_a_tied_head_may_stand_for_the_embedding(tmp_path, tensors):
     np.testing.assert_array_equal(table, tensors["lm_head.weight"])
 
 
+@pytest.mark.slow
 def test_a_head_of_a_t5_may_be_absent(tmp_path):
     """As transformers has it: logits come from the embedding then, without T5's multiplier."""
     sizes = {"d_model": 12, "d_kv": 5, "d_ff": 20, "num_heads": 3, "num_layers": 2}

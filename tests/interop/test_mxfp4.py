@@ -68,6 +68,7 @@ def quantized(tmp_path):
     return tmp_path, tensors, expected
 
 
+@pytest.mark.slow
 def test_a_folder(quantized):
     folder, _, expected = quantized
     config, params = load_pretrained(folder)

@@ -331,6 +331,7 @@ def test_embeddings_are_scaled_where_the_file_says_so():
     assert read("fsmt", scale_embedding=False).embedding.scale == 1.0
 
 
+@pytest.mark.slow
 def test_a_head_of_unit_rows_is_saved_as_it_is(tmp_path):
     """Baichuan 2 divides them at each call: what training made of their lengths has no effect."""
     config = zoo.get("baichuan-2-7b").tiny()

@@ -101,7 +101,7 @@ def test_logits(loaded, name):
         for axis in MUTATIONS
     ],
 )
-@pytest.mark.slow(but=["top k"])
+@pytest.mark.slow
 def test_another_choice_gives_other_logits(loaded, axis):
     name, change, renamed = MUTATIONS[axis]
     golden, config, params = loaded(name)
@@ -130,6 +130,7 @@ def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
         assert np.array_equal(here, there)
 
 
+@pytest.mark.slow
 def test_multipliers_that_weights_absorb_are_written_again(loaded, tmp_path):
     """With them as `extra` the tensors are those that were read, up to rounding."""
     golden, config, params = loaded("falcon_h1")
@@ -145,6 +146,7 @@ def test_multipliers_that_weights_absorb_are_written_again(loaded, tmp_path):
         np.testing.assert_allclose(tensor, golden.tensors[name], rtol=3e-7, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_released_olmo_hybrid_has_true_parts_and_other_names(loaded, tmp_path):
     """Transformers writes the convolutions as thirds, here 17, 17 and 16 rows."""
     golden, config, params = loaded("olmo_hybrid")

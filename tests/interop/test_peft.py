@@ -256,6 +256,7 @@ def test_damaged_tensors_are_refused(tmp_path, change, message):
         load_adapter(tmp_path / "x", *split(config, params))
 
 
+@pytest.mark.slow
 def test_patterns_are_regular_expressions_as_in_peft(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), adapter=LORA)
     params = random_params(config)
@@ -280,7 +281,7 @@ def test_patterns_are_regular_expressions_as_in_peft(tmp_path):
         ("nemotron-3-nano", "model.embeddings", "backbone.embeddings"),
     ],
 )
-@pytest.mark.slow(but=["nemotron-3-nano-model.embeddings-backbone.embeddings"])
+@pytest.mark.slow
 def test_modules_have_the_names_of_transformers_5_or_of_4(name, here, in_files, tmp_path):
     target = "head" if here == "lm_head" else "embedding"
     config = replace(zoo.get(name).tiny(), adapter=replace(LORA, targets=(target,)))
@@ -344,6 +345,7 @@ def test_keys_and_values_of_latents_are_one_tensor(tmp_path):
         np.testing.assert_allclose(x, leaves[path], atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_a_table_of_encoder_and_decoder_is_two_modules(tmp_path):
     """T5's `shared` itself is read by nothing, so an adapter of it would change no logits."""
     config = zoo.get("t5-small").tiny()
@@ -371,6 +373,7 @@ def test_a_table_of_encoder_and_decoder_is_two_modules(tmp_path):
             load_adapter(tmp_path / "x", *split(config, params))
 
 
+@pytest.mark.slow
 def test_ranks_of_fused_kernels_do_not_grow(tmp_path):
     config = replace(zoo.get("phi-3-mini").tiny(), adapter=LORA)
     params = random_params(config)

@@ -67,6 +67,7 @@ def test_the_whole_model_says_whether_the_head_is_tied(tmp_path):
     assert load_config(folder).head.tied
 
 
+@pytest.mark.slow
 def test_a_class_that_leaves_out_a_multiplier(tmp_path):
     plain, _ = load_pretrained(write_folder(read_golden("cohere2"), tmp_path / "text"))
     folder = text_folder("cohere2", "aya_vision", "model.language_model.", tmp_path / "x")

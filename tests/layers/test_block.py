@@ -53,6 +53,7 @@ def parts(config, normal, randomise):
     return make
 
 
+@pytest.mark.slow
 def test_serial_block_keeps_the_attention_residual(parts):
     """inventory row 23: y = h + MLP(LN h) with h = x + Attn(LN x); as printed, y = x + MLP(LN(x +
     Attn(LN x))), the attention residual is lost."""
@@ -125,7 +126,7 @@ def test_res_post_placement(parts):
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
-@pytest.mark.slow(but=["parallel"])
+@pytest.mark.slow
 def test_each_layer_has_its_own_placement(block, config, normal, randomise):
     places = "pre", "post", "sandwich", "res_post"
     by_layer = config(block=block, norm_placement=places, num_layers=4)
@@ -149,7 +150,7 @@ def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
 
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res_post"])
 @pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
-@pytest.mark.slow(but=["serial-pre", "parallel-sandwich", "parallel_shared_norm-post"])
+@pytest.mark.slow
 def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
     block, placement, config, normal, randomise
 ):
@@ -170,6 +171,7 @@ def test_a_multiplier_of_branches_is_one_of_their_last_parameters(
     assert np.abs(run(plain, params) - expected).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", ["serial", "parallel"])
 def test_a_scalar_multiplies_what_leaves_a_layer(block, config, normal, randomise):
     plain, x, g = config(block=block), normal(2, 5, 14), guide(5)
@@ -185,6 +187,7 @@ def test_a_scalar_multiplies_what_leaves_a_layer(block, config, normal, randomis
     assert fresh["params"]["layer_scalar"] == 1
 
 
+@pytest.mark.slow
 def test_experts_with_norms_of_their_own_read_the_stream(config, normal, randomise):
     """Gemma 4 26B-A4B, in float64: x + post(norm(experts(norm x)) + norm(shared(norm x))).
 
@@ -273,6 +276,7 @@ def test_a_norm_of_the_sum_of_experts_that_capped_logits_choose(config, normal, 
     np.testing.assert_allclose(sown["router"]["logits"][0], logits, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parallel_shared_placements(parts):
     x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", norm_placement="post")
     both = attention(x) + feed_forward(x)
@@ -322,6 +326,7 @@ def test_no_bias_leaf_unless_asked(config, build, norm, block):
     assert leaves == {"kernel", "scale", "embedding"}
 
 
+@pytest.mark.slow
 def test_pre_norm_keeps_an_identity_path_and_post_norm_does_not(parts):
     """A scaled input leaves a pre-norm block scaled (up to its branches), a post-norm one unit."""
     x, y, *_ = parts(norm_placement="pre")

@@ -351,7 +351,7 @@ def config(request):
     return request.param
 
 
-@pytest.mark.slow(but=["decay, real", "shared, in part"])
+@pytest.mark.slow
 def test_logits_depend_on_no_later_token(config):
     """inventory row 123: what comes after a token changes nothing of its logits, not a bit."""
     params, run = random_params(config), jitted_forward(config)
@@ -363,7 +363,7 @@ def test_logits_depend_on_no_later_token(config):
 
 
 @pytest.mark.parametrize("config", [*cases(18)], indirect=True, scope="module")
-@pytest.mark.slow(but=["shared, in part", "decay", "decay, real"])
+@pytest.mark.slow(but=["shared, in part"])
 def test_layers_unrolled_compute_what_the_loop_does(config):
     params, run = random_params(config), jitted_forward(config)
     unrolled = jitted_forward(config, scan=False)(params, TOKENS)
@@ -371,7 +371,7 @@ def test_layers_unrolled_compute_what_the_loop_does(config):
     np.testing.assert_allclose(unrolled, run(params, TOKENS), rtol=0, atol=bound)
 
 
-@pytest.mark.slow(but=["decay", "shared, in part"])
+@pytest.mark.slow(but=["decay"])
 def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):
     params, run, cache = (
         random_params(config),

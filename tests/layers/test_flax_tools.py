@@ -36,7 +36,7 @@ def inputs(config):
 
 
 @every_model
-@pytest.mark.slow(but=["windows", "blocks"])
+@pytest.mark.slow
 def test_a_summary_counts_every_parameter(config):
     table = Transformer(config).tabulate(jax.random.key(0), TOKENS, **inputs(config))
     assert f"Total Parameters: {costs.num_parameters(config):,}" in table
@@ -55,7 +55,7 @@ def test_parameters_are_all_that_init_gives(config):
 
 
 @every_model
-@pytest.mark.slow(but=["windows", "experts", "hybrid"])
+@pytest.mark.slow
 def test_what_every_method_gives_can_be_captured(config):
     """With a cache, too."""
     model, everything = Transformer(config), lambda module, method: True

@@ -19,6 +19,7 @@ def rms(x, scale):
     return scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
 
+@pytest.mark.slow
 def test_the_branch_is_its_equation():
     """In float64, from the stream before the branch, layer by layer."""
     params = random_params(CONFIG)
@@ -45,6 +46,7 @@ def test_the_stream_is_the_sum_of_all_branches():
     np.testing.assert_allclose(trace.stream[-1], total, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [True, False])
 def test_embeddings_reach_their_layer(scan):
     """A pattern of two over seven layers, two of them first: in each group a layer has its own."""

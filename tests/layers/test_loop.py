@@ -67,6 +67,7 @@ def test_logits_equal_those_of_layers_with_the_same_parameters(name):
     np.testing.assert_array_equal(by_layer, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enter", ["sum", "final_norm"])
 def test_a_pass_begins_with_the_sum_or_the_norm(enter):
     """Passes one by one: the input of the second is patched into a model of one pass."""
@@ -151,6 +152,7 @@ def test_eight_devices_compute_what_one_does(sizes):
     jax.tree.map(close, loss_and_gradients(config, params, **sizes), expected)
 
 
+@pytest.mark.slow
 def test_a_lens_reads_the_stream_after_each_pass():
     config = replace(BASE, num_layers=2, loop=Loop(passes=3))
     params = random_params(config)

@@ -205,6 +205,7 @@ def test_muon_leaves_adapters_to_adam_unless_asked():
         assert sizes == count * sum(x.size for x in jax.tree.leaves(shapes))
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_only():
     config = replace(BASE, adapter=replace(LORA, dropout=0.5))
     params = random_params(config)
@@ -215,6 +216,7 @@ def test_dropout_is_on_in_training_only():
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen-3-next-80b-a3b", "t5-small"])
+@pytest.mark.slow(but=["t5-small"])
 def test_models_of_other_kinds_have_adapters(name):
     config = zoo.get(name).tiny()
     adapted = replace(config, adapter=LORA)
@@ -255,6 +257,7 @@ def test_a_rank_above_the_width_of_a_map():
 
 
 @pytest.mark.parametrize("name", ["plain", *ADAPTED])
+@pytest.mark.slow(but=["plain", "all-linear", "dora"])
 def test_two_trees_are_the_parameters(name):
     config = ADAPTED.get(name, BASE)
     metadata = parameter_metadata(config)
@@ -267,6 +270,7 @@ def test_two_trees_are_the_parameters(name):
     assert frozen == ({} if name == "plain" else base)
 
 
+@pytest.mark.slow
 def test_a_step_hands_the_frozen_arrays_on():
     config = ADAPTED["dora"]
     mesh, model, optimizer = make_mesh(DATA, jax.devices()[:1]), Transformer(config), optax.sgd(1)

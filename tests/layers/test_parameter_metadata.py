@@ -97,6 +97,7 @@ def test_options_of_a_call_hold_nothing_that_a_call_could_change():
 
 
 @pytest.mark.parametrize("layout", ["stacked", "by_layer"])
+@pytest.mark.slow(but=["stacked"])
 def test_a_name_that_is_not_the_models_is_refused_in_each_layout(layout):
     config = replace(PLAIN, num_layers=3)
     params = arrange_layers(config, random_params(config), layout)

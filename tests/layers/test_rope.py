@@ -30,6 +30,7 @@ def test_has_no_parameters(normal):
     assert jax.eval_shape(ROPE.init, jax.random.key(0), normal(5, 6), jnp.arange(5)) == {}
 
 
+@pytest.mark.slow
 def test_tables_are_no_state_and_end_at_max_length(normal):
     """inventory row 61: no table is in the variables, hence in no checkpoint; a position beyond
     the last is refused, where indexing would clamp it and jnp.take give NaN."""

@@ -119,7 +119,7 @@ places = st.integers(0, 300).map(lambda first: first + np.asarray([0, 1, 2, 5, 1
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @settings(max_examples=10, deadline=None)
 @given(positions=places)
-@pytest.mark.slow(but=["neighbours"])
+@pytest.mark.slow
 def test_every_choice_by_hand(pairing, positions):
     """inventory rows 64, 65, 67, 69: scores, softmax and sum, with queries, keys, values and
     output turned where the setting says so: the document's nine, and the other seven."""
@@ -147,6 +147,7 @@ def test_what_sees_distances_only(pairing, positions, shift):
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @settings(max_examples=10, deadline=None)
 @given(positions=places)
+@pytest.mark.slow(but=["neighbours"])
 def test_values_turned_back_are_turned_by_the_distance(pairing, positions):
     """inventory rows 68, 79: R_i^T sum_j a_ij R_j v_j = sum_j a_ij R_(j-i) v_j, in VO-RoPE, and
     with turned queries and keys as well, which has been called RoPER."""
@@ -172,6 +173,7 @@ def test_rotated_values_alone_turn_the_output_with_the_text():
     np.testing.assert_allclose(there, F.rotate(here, jnp.conj(both)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mixed_layouts_are_harmless_for_scores_and_break_values():
     """inventory row 68: a rotation that reads neighbours and writes halves permutes features. Both
     sides of a score are permuted alike; but turning an output back then reads pairs that are none,

@@ -91,6 +91,7 @@ def test_remat_keeps_less(config, build):
     assert num_saved("none") > num_saved("dots") > num_saved("full")
 
 
+@pytest.mark.slow
 def test_every_prefix_gives_the_same_logits(config, build, tokens):
     """inventory row 85: in training all rows predict; row t is what the model says of tokens[:t+1].
     Only generation reads the last row alone."""
@@ -99,6 +100,7 @@ def test_every_prefix_gives_the_same_logits(config, build, tokens):
     np.testing.assert_allclose(run(tokens[:, :4])[:, -1], logits[:, 3], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_documents_do_not_see_each_other(config, build):
     """Two documents in one row give the logits each gives alone, and exactly no gradient across."""
     scaling = QueryScaling(beta=0.7, original_max_length=2)
@@ -114,6 +116,7 @@ def test_packed_documents_do_not_see_each_other(config, build):
     np.testing.assert_allclose(packed[0, 3:], run(second), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_any_leading_axes(config, build, tokens):
     _, run = build(config())
     stacked = run(tokens.reshape(2, 1, 7))
@@ -121,6 +124,7 @@ def test_any_leading_axes(config, build, tokens):
     np.testing.assert_allclose(run(tokens[0]), run(tokens)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_windows_limit_what_is_seen(config, influence):
     tokens = jnp.arange(7)[None]
     seen = influence(config(attention=dict(windows=(2,)), num_layers=1), tokens) > 0
@@ -137,6 +141,7 @@ def test_pattern_with_layers_left_over(config, build, tokens):
     assert set(params["decoder"]["tail"]) == {"layer_0"}
 
 
+@pytest.mark.slow
 def test_layers_run_in_the_order_of_the_pattern(config, build, tokens):
     """With a window on even layers only, swapping the pattern changes the result."""
     cfg = config(num_layers=4, attention=dict(windows=(1, None)))
@@ -145,6 +150,7 @@ def test_layers_run_in_the_order_of_the_pattern(config, build, tokens):
     assert np.abs(run(tokens) - jax.jit(other.apply)({"params": params}, tokens)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_encoder_sees_both_ways(config, influence):
     assert np.all(influence(config(topology=Encoder()), jnp.arange(7)[None]) > 0)
 
@@ -172,6 +178,7 @@ def test_the_first_transformer_has_six_blocks_of_its_sublayers(config, build, to
     assert decoder["cross_attention"]["key"]["kernel"].shape == (6, 14, 4, 6)
 
 
+@pytest.mark.slow
 def test_padding_of_the_source_has_no_effect(config, build, tokens):
     """inventory row 84: queries come from the decoder, keys and values from the encoder, which
     gives one vector per source token; padded ones are seen by nobody, in the encoder neither."""
@@ -245,6 +252,7 @@ def test_learned_positions_have_a_row_each(config, build):
     assert params["embedding"]["positions"]["embedding"].shape == (9, 14)
 
 
+@pytest.mark.slow
 def test_learned_and_rotary_positions_compared(config, build, tokens):
     """inventory row 53: learned positions are parameters, added to the embedding, and end; rotary
     ones are none, act inside attention, leave the embedding as it is, and depend on distance."""
@@ -329,6 +337,7 @@ def test_computes_in_bfloat16_on_float32_parameters(config, tokens):
     assert block.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_dropout_only_when_asked_for(config, build, tokens):
     cfg = config(dropout=Dropout(embedding=0.2, attention=0.2, feed_forward=0.2, residual=0.2))
     params, run = build(cfg)
@@ -367,6 +376,7 @@ def test_each_layer_drops_values_of_its_own(config, tokens, scan):
     assert len(set(map(tuple, is_kept.tolist()))) == 3
 
 
+@pytest.mark.slow
 def test_masked_ids_get_no_probability(config, build, tokens):
     _, run = build(config(head=LMHead(masked_ids=(3, 5))))
     probabilities = jax.nn.softmax(run(tokens))
@@ -516,6 +526,7 @@ def test_gradient_by_depth_at_initialisation(config, tokens):
     assert first_over_last("post", GLU(hidden_dim=128)) > 3
 
 
+@pytest.mark.slow
 def test_a_row_does_not_see_how_long_another_is(config, build, tokens):
     """Scalings that look at the length take each row's own."""
     scaling = DynamicNTK(factor=2.0, original_max_length=4)
@@ -533,6 +544,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.slow
 def test_rows_without_tokens(config, build):
     cfg = config()
     empty, (params, _) = jnp.zeros((2, 0), jnp.int32), build(cfg)

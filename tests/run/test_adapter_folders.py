@@ -59,6 +59,7 @@ def test_the_tokenizer_and_the_template_of_the_adapters_training_are_used(adapte
 
 
 @pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.slow(but=["False"])
 def test_the_tokenizer_of_the_adapters_is_exported(adapters, merge, tmp_path):
     exporting.export(exporting.Export(checkpoint=adapters, output=tmp_path / "out", merge=merge))
     settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())

@@ -57,6 +57,7 @@ def log_probability(model, tokens, first):
     return log_probs[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
 
 
+@pytest.mark.slow
 def test_a_text_is_measured_by_documents(folder, capsys):
     model = load_run(folder)
     ids = [[*model.bos_tokens, *model.tokenizer.encode(text).tolist()] for text in TEXTS]
@@ -99,6 +100,7 @@ def test_contexts_beyond_those_of_the_model_are_named(folder, tmp_path, capsys):
         assert capsys.readouterr().err.startswith(warning) == is_named
 
 
+@pytest.mark.slow
 def test_only_the_answers_of_instructions_are_measured(folder):
     model = load_run(folder)
     end, encode = model.tokenizer.end_of_text, model.tokenizer.encode
@@ -124,6 +126,7 @@ def test_answers_that_are_all_empty_have_no_figures(folder, tmp_path):
         evaluation.evaluate(Evaluate(checkpoint=folder, text=corpus))
 
 
+@pytest.mark.slow
 def test_a_perplexity_beyond_all_floats_is_infinite(folder, tmp_path):
     """A hundred characters, one word: e to the power of some 1,500."""
     (tmp_path / "x.txt").write_text("\u5929" * 100, encoding="utf-8")

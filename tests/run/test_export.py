@@ -339,6 +339,7 @@ def test_every_named_pretraining_run_can_be_exported(name, capsys):
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
     """One line with the nearest family and the fields that stand in the way."""
     tiny = pretraining.RUNS["tiny"]

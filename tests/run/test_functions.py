@@ -203,6 +203,7 @@ def test_paths_begin_in_the_home_folder(tmp_path, monkeypatch):
     assert run.load_run("~/mine").config == run.load_run("exported").config
 
 
+@pytest.mark.slow
 def test_a_loaded_model_has_the_context_of_its_run(capsys):
     """So that a run with it prints no other."""
     model = run.load_run("pretrained").config
@@ -212,6 +213,7 @@ def test_a_loaded_model_has_the_context_of_its_run(capsys):
     assert "model" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [{}, {"chat": True, "chat_template": "chatml"}])
 def test_texts_end_where_the_context_of_the_model_ends(chat, capsys, monkeypatch):
     counts = []

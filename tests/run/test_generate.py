@@ -177,6 +177,7 @@ def test_a_run_is_read_layer_by_layer_in_the_dtype_of_the_computation(folder):
 
 
 @pytest.mark.parametrize("kind", ["a run", "a Hugging Face folder"])
+@pytest.mark.slow(but=["a Hugging Face folder"])
 def test_a_model_larger_than_the_memory_is_refused(kind, folder, tmp_path, monkeypatch):
     """Before it is read; in bfloat16 it is half as large, and read."""
     config = MODEL
@@ -217,6 +218,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
         text(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     """One whose description does not fit its arrays."""
     with Checkpoints(folder / "checkpoints") as saved:
@@ -245,6 +247,7 @@ def test_text_beyond_the_learned_positions_is_refused(folder):
     assert text(folder, prompt="thirteen byte", max_new_tokens=3).startswith("thirteen byte")
 
 
+@pytest.mark.slow
 def test_a_replaced_tokenizer_is_refused(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     train_bpe(["the lazy dogs"] * 9, vocab_size=260).save(copy)
@@ -418,6 +421,7 @@ def test_an_interrupt_ends_an_answer_and_not_the_conversation(assistant, monkeyp
 
 
 @pytest.mark.parametrize("asked", ["prompt", "chat", "prompts"])
+@pytest.mark.slow(but=["prompts"])
 def test_texts_beyond_the_context_of_a_model_are_named_once(
     asked, assistant, tmp_path, monkeypatch, capsys
 ):
@@ -479,6 +483,7 @@ def continued(folder, prompts, output, **fields):
     )
 
 
+@pytest.mark.slow
 def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatch):
     """Line i answers line i, an empty one too; here a model says once more what it was asked."""
 
@@ -498,6 +503,7 @@ def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatc
     assert (tmp_path / "said.jsonl").read_text() == answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)], ids=["greedy", "beam"])
 def test_a_text_has_the_space_before_its_first_word(sampler, folder, tmp_path, monkeypatch, capsys):
     """In a file as on the terminal: a tokenizer decodes the first word of a text without it."""
@@ -608,6 +614,7 @@ def test_an_assistant_answers_one_prompt(assistant, capsys):
     assert capsys.readouterr().out == f"{sanitize_text(answer, sys.stdout)}\n"
 
 
+@pytest.mark.slow
 def test_chat_needs_a_chat_template(folder):
     with pytest.raises(ValueError, match=r"out has no chat template: .*--chat-template chatml"):
         text_generation.generate(text_generation.Generate(checkpoint=folder, chat=True))

@@ -40,6 +40,7 @@ def holder(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_holder_is_named(holder, tmp_path):
     message = (
         rf"run is locked by process {holder.pid} on \S+\. Wait until it ends, stop it, or pass"

@@ -81,6 +81,7 @@ def test_an_unknown_chip_is_refused():
 # The roofline
 
 
+@pytest.mark.slow
 def test_time_by_hand():
     """Llama 2 70B on 2 x 8 x 4 chips of which everything is worked out here."""
     chip = H100._replace(peak_flops=1e15, bandwidth=1e12)
@@ -175,6 +176,7 @@ def test_what_would_make_it_fit():
     assert all(changes[line[2:54].strip()].fits for line in listed)
 
 
+@pytest.mark.slow
 def test_adapters_are_named_where_they_fit_alone_or_with_fewer_devices():
     """8B parameters in 16 bits are 16 GB, 70B are 141 GB: on one and on two or more of 80 GB."""
     for name, words in (("llama-3-8b", " 1 device,"), ("llama-3-70b", " 4 devices,")):
@@ -205,6 +207,7 @@ SELDOM = (name for name in zoo.names() if name not in PLANNED)
 @pytest.mark.parametrize(
     "name", [*PLANNED, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM)]
 )
+@pytest.mark.slow(but=["llama-2-70b", "mixtral-8x7b", "t5-small"])
 def test_every_preset_has_a_plan(name, capsys):
     """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
     out = run(capsys, name)
@@ -226,6 +229,7 @@ def test_a_mesh_on_the_command_line(capsys):
     assert "512 rows of 8,192 tokens in 2 accumulation steps, 4,194,304 tokens;" in out
 
 
+@pytest.mark.slow
 def test_other_chips_kinds_and_sources(capsys):
     out = run(capsys, "t5-11b", "--chip", "tpu-v5p", "--optimizer", "adafactor", "--devices", "8")
     assert out.startswith("t5-11b on 8 x tpu-v5p: ") and "and sources of 4,096" in out

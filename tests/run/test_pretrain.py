@@ -250,6 +250,7 @@ def test_the_update_is_compiled_once(whole):
         assert sum(name.startswith(f"Compiling jit({program})") for name in names) == 1
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_what_is_needed_to_use_them(whole):
     folder, _, _ = whole
     assert saved_steps(folder) == [3, 4, 6, 8, 9, 12]  # every third, and the best of 4, 8 and 12
@@ -261,6 +262,7 @@ def test_checkpoints_hold_what_is_needed_to_use_them(whole):
     assert int(restored(folder).step) == 12
 
 
+@pytest.mark.slow
 def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
     """From the parameters: -sum of log2 p over the held-out text, over its bytes."""
     folder, _, _ = whole
@@ -483,6 +485,7 @@ def test_a_resumed_run_names_the_files_that_changed(six):
     assert saved_steps(six) == [3, 4, 6]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_none_of_its_flags_again(six):
     """And what is given anew is compared."""
 

@@ -41,7 +41,7 @@ def test_an_interrupt_during_imports_leaves_no_traceback(tmp_path):
     "program, module, extra",
     [("experiments.pretrain", "tyro", "train"), ("experiments.plan", "tyro", "train")],
 )
-@pytest.mark.slow(but=["experiments.pretrain-tyro-train"])
+@pytest.mark.slow
 def test_a_program_says_which_extra_is_missing(tmp_path, program, module, extra):
     hidden = f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n"
     (tmp_path / f"{module}.py").write_text(hidden)

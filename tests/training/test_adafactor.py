@@ -1,10 +1,12 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxformer.parallel import ParameterMetadata
 from jaxformer.training.adafactor import scale_by_adafactor
 
 
+@pytest.mark.slow
 def test_settings_of_adafactor_act_in_the_transformation():
     g, x = ({"out": {"bias": jnp.asarray(v)}} for v in ([3.0, 0.0, 0.0, 0.0], [0.0] * 4))
     metadata = {"out": {"bias": ParameterMetadata((4,), ("features",), 0)}}

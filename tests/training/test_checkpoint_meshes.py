@@ -69,7 +69,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (8, 1), (1, 2), (1, 1)], ids=str)
-@pytest.mark.slow(but=["(4, 2)", "(1, 1)"])
+@pytest.mark.slow
 def test_a_state_shared_out_among_eight_devices_comes_back_on_any_number(saved, shape):
     restored = restore(saved, shardings(*shape))
     assert {name: x.sharding for name, x in restored.items()} == shardings(*shape)
@@ -83,6 +83,7 @@ def test_a_state_of_one_device_comes_back_shared_out_among_eight(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 1)], ids=str)
+@pytest.mark.slow(but=["(1, 1)"])
 def test_a_restored_state_is_donated_without_a_copy(saved, shape):
     def places(state):
         shards = {name: x.addressable_shards for name, x in state.items() if name != "step"}

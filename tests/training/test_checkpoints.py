@@ -99,6 +99,7 @@ def test_what_is_restored_is_bit_for_bit_what_was_saved(saved):
         assert checkpoints.read_description(2)["seed"] == 2
 
 
+@pytest.mark.slow
 def test_extreme_values_and_muons_masked_state_survive(tmp_path):
     state = make(2**31 - 1, optimizer=Muon())
     values = [np.nan, -np.nan, np.inf, -0.0, 1e-45, 3e38, -1.5]
@@ -145,6 +146,7 @@ def test_only_the_newest_stay(tmp_path):
         assert checkpoints.all_steps() == [11, 100]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_be_needed(tmp_path):
     write(
         tmp_path, 9, 10, 11, max_to_keep=3
@@ -178,6 +180,7 @@ def test_arrays_may_be_donated_once_save_returns(tmp_path):
         assert_same(checkpoints.restore(1, abstract(expected)), expected)
 
 
+@pytest.mark.slow
 def test_restored_arrays_can_be_donated(saved):
     with Checkpoints(saved) as checkpoints:
         state = checkpoints.restore(5, abstract(make()))
@@ -200,6 +203,7 @@ def test_arrays_go_where_the_abstract_state_says(saved):
     assert_same(restored, make(5, seed=5))
 
 
+@pytest.mark.slow
 def test_a_sharded_state_is_restored_on_one_device(tmp_path):
     mesh = Mesh(np.asarray(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     x = jax.device_put(draw(0, 16, 3), NamedSharding(mesh, P("data")))
@@ -318,6 +322,7 @@ def test_arrays_that_cannot_be_read_are_damage(saved, monkeypatch):
             checkpoints.restore(5, make())
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_checkpoint_is_read_is_not_damage(tmp_path):
     state = {f"kernel_{i}": jnp.ones((200, 200)) for i in range(20)}
     with Checkpoints(tmp_path) as checkpoints:

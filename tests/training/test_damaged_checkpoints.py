@@ -83,7 +83,7 @@ HARMS = [delete, empty, truncate, lengthen, flip_first, flip_middle, flip_last]
 
 @unraisable
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-@pytest.mark.slow(but=["truncate", "flip_middle"])
+@pytest.mark.slow
 def test_harm_to_any_file_of_the_newest_is_noticed_or_none(copied, harm):
     """Where nobody notices, state and description are what was saved."""
     files = sorted(path for path in (copied / "5").rglob("*") if path.is_file())

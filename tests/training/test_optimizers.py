@@ -207,6 +207,7 @@ def test_adafactor_matches_the_written_out_rule_for_heads_and_vectors():
         np.testing.assert_allclose(last[path], flattened.reshape(y.shape), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_global_norm_in_float32():
     x = tree({"up/kernel": jnp.zeros((2, 2)), "out/bias": jnp.zeros(1)})
     g = tree({"up/kernel": jnp.full((2, 2), 2.0), "out/bias": jnp.full(1, 3.0)})  # norm 5
@@ -219,6 +220,7 @@ def test_clipping_bounds_the_global_norm_in_float32():
     np.testing.assert_array_equal(whole["out"]["bias"], np.full(1, -3, np.float32))
 
 
+@pytest.mark.slow
 def test_updates_follow_the_schedule_that_is_logged():
     config = OptimizerConfig(
         schedule=Cosine(peak=0.5, warmup_steps=3), optimizer=SGD(momentum=0.0), clip_norm=None
@@ -267,6 +269,7 @@ def test_only_the_named_roles_decay(optimizer, roles, params):
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(), Muon(), SGD()], ids=lambda o: type(o).__name__)
+@pytest.mark.slow(but=["AdamW", "SGD"])
 def test_decay_stays_out_of_the_statistics(optimizer, params, grads):
     path = f"{STACKED}/attention/query/kernel"
     params, grads = one_of_each_role(params), one_of_each_role(grads)
@@ -305,6 +308,7 @@ def test_kernels_of_all_kinds_of_attention_are_one_matrix_each(kind):
             assert x.role == "kernel" and (["model"] in sides or latent), place
 
 
+@pytest.mark.slow
 def test_muon_updates_have_the_asked_root_mean_square_whatever_the_shape(params, grads):
     still = dataclasses.replace(Muon(), weight_decay=0.0, adamw=AdamW(weight_decay=0.0))
     (after,) = run(still, params, [grads], peak=1.0)
@@ -328,7 +332,7 @@ def test_the_rest_of_muon_is_adamw_at_its_own_rate(params, grads):
 
 
 @by_optimizer
-@pytest.mark.slow(but=["SGD"])
+@pytest.mark.slow
 def test_a_stack_of_layers_is_updated_as_each_layer_alone(optimizer):
     shapes = {f"{STACKED}/{name}": (3, *shape) for name, shape in LAYER.items()}
     params, *gradients = (tree({p: draw(*s) for p, s in shapes.items()}) for _ in range(3))
@@ -346,6 +350,7 @@ def test_a_stack_of_layers_is_updated_as_each_layer_alone(optimizer):
 
 
 @by_optimizer
+@pytest.mark.slow(but=["AdamW", "Lion", "Muon", "SGD"])
 def test_state_is_float32_and_updates_have_the_dtype_of_the_parameters(optimizer, params, grads):
     half, grads = (
         jax.tree.map(lambda x: x.astype(jnp.bfloat16), one_of_each_role(x)) for x in (params, grads)

@@ -300,6 +300,7 @@ class Dropping(nn.Module):
         return apply_dropout(self, x, 0.5, axis_name=self.part_of)
 
 
+@pytest.mark.slow
 def test_devices_drop_other_parts_of_what_is_shared_out_and_the_same_of_what_all_have():
     mesh = make_mesh(MeshConfig(tensor=4), jax.devices()[:4])
     rngs = {"dropout": jax.random.key(0)}

@@ -98,6 +98,7 @@ with defer_signals():
 """
 
 
+@pytest.mark.slow
 def test_the_third_signal_ends_the_process_at_once():
     done = subprocess.run(
         [sys.executable, "-c", IMPATIENT], cwd=os.getcwd(), capture_output=True, text=True

@@ -205,6 +205,7 @@ def test_inventory_row_89_any_split_of_the_batch_gives_the_gradient_of_the_whole
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(actual[1]))
 
 
+@pytest.mark.slow
 def test_inventory_row_89_the_mean_of_the_shards_means_is_another_number():
     """inventory row 89: what the sharded loss must not be; here 3% off and 0.05 in a gradient."""
     batch = make_batch()
@@ -370,7 +371,7 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
 
 
 @pytest.mark.parametrize("placed", [True, False])
-@pytest.mark.slow(but=["True"])
+@pytest.mark.slow
 def test_pmap_compiles_once_for_a_state_on_every_device(placed, monkeypatch):
     traced = []
 
@@ -505,6 +506,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_named():
         step.init_train_state(Transformer(CONFIG), RECORDER, jax.random.key(0), mesh)
 
 
+@pytest.mark.slow
 def test_parameters_of_one_device_are_shared_out_over_a_mesh():
     """Such as those of a model that was loaded."""
     mesh, model = make_mesh(MeshConfig(fsdp=2), jax.devices()[:2]), Transformer(CONFIG)
@@ -516,6 +518,7 @@ def test_parameters_of_one_device_are_shared_out_over_a_mesh():
     assert jax.tree.map(lambda x: x.sharding, state) == where
 
 
+@pytest.mark.slow
 def test_parameters_that_are_passed_in_bfloat16_are_trained_in_float32():
     mesh, model = data_mesh(1), Transformer(CONFIG)
     loaded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), draw(CONFIG))
@@ -561,6 +564,7 @@ def count(batch):
     return counting()(draw(CONFIG), put(batch, data_mesh(8)))
 
 
+@pytest.mark.slow
 def test_the_tally_sums_what_counts_over_devices_without_dropout():
     batch = make_batch()
     tally = count(batch)

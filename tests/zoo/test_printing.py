@@ -55,6 +55,7 @@ def test_layers_without_attention_have_no_window(monkeypatch, capsys):
     assert "23 of 52 layers are recurrent" in out and "have a window" not in out
 
 
+@pytest.mark.slow
 def test_the_state_of_recurrent_layers_does_not_grow(monkeypatch, capsys):
     """On paper: keys and values of 6 layers, two inputs of 10 convolutions."""
     out = run(monkeypatch, capsys, "lfm-2.5-1.2b")
@@ -76,6 +77,7 @@ def test_a_configuration_of_ones_own(tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_mixtures(monkeypatch, capsys):
     """The released cells, with the lecture's in brackets where they differ."""
     lines = run(monkeypatch, capsys).splitlines()
@@ -117,6 +119,7 @@ def test_one_model(monkeypatch, capsys):
     assert "Row 19 of the survey: LLaMA2 (70B), 2023" in out and "arXiv:2307.09288" in out
 
 
+@pytest.mark.slow
 def test_what_some_models_add(monkeypatch, capsys):
     out = run(monkeypatch, capsys, "gemma-2-27b")
     grows = 23 * 2 * 16 * 128 * 2

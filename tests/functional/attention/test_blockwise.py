@@ -214,7 +214,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("rule, seen", SEEN.values(), ids=SEEN)
-@pytest.mark.slow(but=["side by side-causal", "side by side-block-sparse"])
+@pytest.mark.slow
 def test_blocks_in_which_nothing_is_seen_are_not_looked_at(rule, seen, where):
     """What stands in them may be anything, even NaN, forwards and backwards."""
     rng = np.random.default_rng(0)
@@ -300,7 +300,7 @@ def test_dropout_is_that_of_its_key():
 
 
 @pytest.mark.parametrize("options", [{}, dict(normalizer="relu"), dict(logit_softcap=0.8)])
-@pytest.mark.slow(but=["side by side-options1"])
+@pytest.mark.slow
 def test_each_block_of_each_head_of_each_row_drops_its_own(options, where):
     """Values that are rows of the identity show the weights themselves."""
     rng, T, rate = np.random.default_rng(0), 16, 0.4

@@ -184,6 +184,7 @@ def close(actual, expected):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_segments_as_offsets_are_those_of_a_mask(rule, kernel):
     """Padding apart: a run of it is a segment of its own."""
@@ -231,6 +232,7 @@ def test_how_many_chunks_a_row_has_at_most(documents, chunk, form, kernel):
     assert set(CALLS) == {form}
 
 
+@pytest.mark.slow
 def test_rows_of_vmap_are_a_batch_each_with_the_same_kernel(kernel):
     """And `jax.checkpoint` that keeps what has the kernel's name runs it once."""
     segments = np.stack([ROWS["few"], ROWS["too many"], ROWS["one"]])
@@ -249,6 +251,7 @@ def test_a_gpu_before_hopper_has_a_mask(kernel, monkeypatch):
     assert set(CALLS) == {"mask"}
 
 
+@pytest.mark.slow
 def test_a_learned_scale_is_none_of_what_cudnn_compares(kernel, monkeypatch):
     """The kernel's scale is 1; queries are multiplied before."""
     scales = []

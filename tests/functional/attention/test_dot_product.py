@@ -322,6 +322,7 @@ def test_attention_is_equivariant_and_only_without_a_causal_mask(normal):
     assert np.abs(after - swap_first_two(plain)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_causal_mask_breaks_the_symmetry_of_earlier_tokens(normal):
     """inventory row 30: f(.., x, .., y, ..) = f(.., y, .., x, ..) fails for causal models.
 
@@ -615,6 +616,7 @@ def test_extreme_scores_neither_overflow_nor_lose_the_gradient(dtype):
         assert gradient.dtype == x.dtype and np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean(normal):
     query, key, value = normal(1, 3, 2), normal(5, 3, 2), normal(5, 3, 7)
     expected = dot_product_attention(query, key, value)
@@ -723,6 +725,7 @@ def test_unknown_words_are_named(no_checks_of_annotations):
         F.dot_product_attention(x, x, x, implementation="flash")
 
 
+@pytest.mark.slow
 def test_weights_of_rules_are_those_of_their_arrays():
     query, key = np.float32(np.random.default_rng(0).normal(size=(2, 5, 2, 3)))
     at = jnp.arange(5)

@@ -21,6 +21,7 @@ def arrays(seed):
     return query, key, value, mask.at[0].set(False), jnp.asarray(rng.normal(size=(T, S)), "float32")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 99), st.permutations(range(S)), st.integers(1, S - 1))
 def test_any_parts_in_any_order_make_the_whole(seed, order, cut):

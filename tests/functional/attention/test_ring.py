@@ -104,7 +104,7 @@ WITHIN_BLOCKS = {"window", "segments", "alibi", "relu"}  # others at once, befor
     ]
     + [("alibi", 512)],
 )
-@pytest.mark.slow(but=["alibi-512"])
+@pytest.mark.slow
 def test_a_ring_of_devices_gives_what_one_gives(name, block, arrays, monkeypatch):
     """Values and gradients, whether a half's scores are there at once or a query's."""
     monkeypatch.setitem(blockwise.DEFAULT_BLOCK_SIZE, "cpu", block)
@@ -231,6 +231,7 @@ def test_no_rows_are_no_rows_and_so_are_their_gradients(arrays):
     assert [x.shape for x in gradients] == [x.shape for x in none]
 
 
+@pytest.mark.slow
 def test_the_backward_ring_starts_after_the_forward_ring(arrays):
     """A CPU would start a permute that needs keys alone beside the forward ring: devices hang."""
     attend = around(partial(ring_attention, axis_name="context"))

@@ -103,11 +103,12 @@ def check(implementation, arrays, mask):
         if (implementation, name) != ("splash", "no key at all")  # segments are the row's own
     ],
 )
-@pytest.mark.slow(but=["xla-causal", "blockwise-window", "ring-segments", "splash-causal"])
+@pytest.mark.slow(but=["xla-causal"])
 def test_values_and_gradients(implementation, name, arrays):
     check(IMPLEMENTATIONS[implementation], arrays, MASKS[name])
 
 
+@pytest.mark.slow
 def test_blocks_side_by_side(arrays, monkeypatch):
     monkeypatch.setattr(blockwise, "target_platform", lambda: "gpu")
     check(IMPLEMENTATIONS["blockwise"], arrays, MASKS["segments"])
@@ -148,7 +149,7 @@ def test_a_low_sink_changes_nothing(arrays):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.slow(but=["blockwise"])
+@pytest.mark.slow
 def test_an_infinite_sink_takes_all_weight(implementation, arrays):
     *inputs, sinks, d_output = arrays
     sinks = np.where(np.arange(N) == 1, np.float32(np.inf), sinks)

@@ -24,6 +24,7 @@ CONFIGS = {"chunks alone": ALONE, "beside full layers": MIXED}
 TOKENS = np.random.default_rng(3).integers(0, BASE.vocab_size, (2, LENGTH))
 
 
+@pytest.mark.slow
 def test_chunks_are_texts_of_their_own():
     """RoPE sees distances only, so that a chunk does not know where it stands."""
     params, run = random_params(ALONE), jitted_forward(ALONE)
@@ -48,6 +49,7 @@ def test_cached_generation_is_the_whole_text_at_every_split(name):
         )
 
 
+@pytest.mark.slow
 def test_a_ring_of_one_chunk_is_never_full():
     """Token by token, past its number of slots."""
     params, run = random_params(ALONE), jitted_forward(ALONE)
@@ -85,6 +87,7 @@ def test_rows_of_different_lengths_are_continued_as_each_alone():
 
 
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
+@pytest.mark.slow(but=["xla"])
 def test_implementations_agree(implementation):
     params, expected = random_params(MIXED), jitted_forward(MIXED)(random_params(MIXED), TOKENS)
     actual = jitted_forward(MIXED, attention_implementation=implementation)(params, TOKENS)

@@ -83,6 +83,7 @@ def test_cached_generation_is_the_whole_text_at_every_split(name):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
 def test_implementations_agree(implementation):
     config = CONFIGS["windows"]

@@ -24,6 +24,7 @@ UNEVEN = c.HybridHeads(kinds=(HEADS, c.Decay(num_heads=5, head_dim=4)))
 BOTH = replace(BASE, attention=c.HybridHeads(kinds=(MAMBA, HEADS)))
 
 
+@pytest.mark.slow
 def test_outputs_are_summed():
     x = np.float32(np.random.default_rng(0).normal(size=(2, 5, BASE.model_dim)))
     token_inputs = c.MixerInputs(None, None, None)
@@ -63,6 +64,7 @@ def test_documents_of_a_row_are_documents_alone():
     np.testing.assert_allclose(packed, alone.reshape(packed.shape), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_kinds():
     apart = [replace(BOTH, attention=kind) for kind in BOTH.attention.kinds]
     rest = replace(BOTH, attention=c.NoAttention())

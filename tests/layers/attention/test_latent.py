@@ -86,6 +86,9 @@ def by_hand(choice, params, x):
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.slow(
+    but=["no positions", "a gate of each feature", "queries from a latent, biases, halves"]
+)
 def test_latent_attention_by_hand(choice, config, randomise, normal):
     (rope,) = choice.positions
     module = LatentAttention(config(), choice, RuntimeConfig())
@@ -140,6 +143,7 @@ def products(config, length, **arguments):
     }
 
 
+@pytest.mark.slow
 def test_one_new_token_makes_no_keys_and_no_values(config):
     """Nothing has a slot's keys by head (50 x 4 x 3); reading a text of 50 tokens has."""
     cfg = replace(config(), attention=CHOICE, num_layers=1)

@@ -145,7 +145,7 @@ def in_numpy(cfg, params, x):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.slow(but=["gated delta", "lightning"])
+@pytest.mark.slow(but=["lightning"])
 def test_the_layer(name):
     cfg = KINDS[name]
     module = Module(BASE, cfg, RuntimeConfig())

@@ -178,7 +178,7 @@ def test_queries_are_scaled_by_their_position(layer, normal):
 @pytest.mark.parametrize(
     "over, gates, activation", [("feature", H, "sigmoid"), ("head", 1, "softplus")]
 )
-@pytest.mark.slow(but=["head-1-softplus"])
+@pytest.mark.slow
 def test_a_gate_multiplies_the_heads(layer, normal, over, gates, activation):
     """By hand, and gradients of its kernel and of x from differences of that."""
     option = OutputGate(over=over, activation=activation, bias=over == "feature")
@@ -314,7 +314,7 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-@pytest.mark.slow(but=["learned", "relative"])
+@pytest.mark.slow(but=["relative"])
 def test_each_kind_of_position_is_one_choice(config, build, name):
     """inventory row 36: sinusoid, learned, relative and rotary are each one choice that builds,
     and each tells the order of earlier tokens, which no position at all in one layer does not."""

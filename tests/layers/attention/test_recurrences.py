@@ -62,7 +62,7 @@ def test_a_text_in_two_parts_is_the_whole_at_every_split(name):
 
 
 @pytest.mark.parametrize("name", ["griffin", "jamba", "time mixing", "channel mixing"])
-@pytest.mark.slow(but=["griffin"])
+@pytest.mark.slow
 def test_documents_of_a_row_are_documents_alone(name):
     config = beside_attention(name)
     params, run = random_params(config), jitted_forward(config)

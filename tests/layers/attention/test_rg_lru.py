@@ -60,6 +60,7 @@ def in_numpy(cfg, params, x):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow(but=["griffin"])
 def test_the_layer(name):
     cfg = KINDS[name]
     module = rg_lru.RGLRU(BASE, cfg, RuntimeConfig())
@@ -85,6 +86,7 @@ def test_costs_on_paper():
     assert cache.state.dtype == jnp.float32 and cache.convolutions[0].inputs.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_initial_decays_and_gates():
     """Decays of 0.9 to 0.999 where the gate is 1; inputs of a gate are those of its head."""
     module = rg_lru.RGLRU(BASE, RGLRU(num_heads=3, head_dim=100), RuntimeConfig())

@@ -53,6 +53,7 @@ def channel_mixing(params, x):
 
 
 @pytest.mark.parametrize("cfg, expected", [(TIME, time_mixing), (CHANNEL, channel_mixing)])
+@pytest.mark.slow(but=["cfg1-channel_mixing"])
 def test_the_layer(cfg, expected):
     module = ATTENTION_MODULES[type(cfg)](BASE, cfg, RuntimeConfig())
     x = np.float32(np.random.default_rng(0).normal(size=(9, BASE.model_dim)))
@@ -82,6 +83,7 @@ def test_costs_on_paper():
     assert channel.inputs.shape == (2, 2, 1, 1, D)
 
 
+@pytest.mark.slow
 def test_initial_rates_mixes_and_bonuses():
     module = ATTENTION_MODULES[TimeMixing](BASE, TimeMixing(width=9), RuntimeConfig())
     begin = jax.jit(lambda key: module.init(key, jnp.zeros((1, BASE.model_dim)), NO_INPUTS))
@@ -103,6 +105,7 @@ def test_options_that_cannot_be():
             check_divisible(replace(BASE, attention=kind, model_dim=16), dict(tensor=8))
 
 
+@pytest.mark.slow
 def test_memory_of_the_sums():
     """Of each feature, by its rate, whatever the token."""
     params, tokens = random_params(RWKV), np.arange(6)[None]

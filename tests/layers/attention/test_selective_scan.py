@@ -87,6 +87,7 @@ def test_costs_on_paper():
     assert cache.state.dtype == jnp.float32 and cache.convolutions[0].inputs.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_initial_steps_and_rates():
     """Rates of 1, 2, ... of each feature, steps of a thousandth to a tenth."""
     module = Module(BASE, replace(MAMBA, width=400), RuntimeConfig())

@@ -126,6 +126,7 @@ def true_frequencies(rope):
     return np.asarray(scaled, np.float64)
 
 
+@pytest.mark.slow(but=["two heads, neighbours", "in part, normalised", "YaRN", "not turned"])
 def test_outputs_equal_the_relative_form(choice, layer, normal):
     params, attention = layer(choice)
     x = normal(B, T, D)
