@@ -34,7 +34,7 @@ def commands(page, *, blocks):
     """The lines of some blocks of a page that start a program; `pip` is for `.ci/run`."""
     text = (ROOT / page).read_text()
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    programs = re.compile("^(python -m|jaxformer) ", re.M)
+    programs = re.compile("^(python -m|jaxformer zoo) ", re.M)
     shell = [block for language, block in fenced if not language and programs.search(block)]
     return [line for b in shell[blocks] for line in b.splitlines() if programs.match(line)]
 

@@ -44,6 +44,7 @@ TOKENS = np.arange(14).reshape(2, 7)
 ADAPTER_FILES = ("model.safetensors", "config.json")
 NOT_IN_TRANSFORMERS = {*REFERENCES_WITHOUT_FAMILY, "qwen1_14b", "ref_phi3_small"}
 NOT_IN_TRANSFORMERS |= {"ref_baichuan2_7b", "ref_baichuan2_13b"}
+NOT_IN_TRANSFORMERS |= {"muse_glimmer_text"}  # there only within the model that reads images
 DENSE = ["mlp.gate_proj.weight", "shared_experts.up_proj.weight", "mlp.down_proj.weight"]
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
