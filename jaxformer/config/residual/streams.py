@@ -319,8 +319,8 @@ class AltUp(Residual):
     def end(self, state: Array, params: Params) -> Array:
         """Return the mean of the first stream and of the others, projected to its length."""
         streams = [state[..., i, :] for i in range(self.num_streams)]
-        others = self._projected(streams, params, "unproject")
-        return jnp.mean(jnp.stack([streams[0], *others]), axis=0)
+        projected = self._projected(streams, params, "unproject")
+        return jnp.mean(jnp.stack([streams[0], *projected]), axis=0)
 
     def _projected(self, streams: list[Array], params: Params, name: str) -> Any:
         """Projections of all streams but the first, of the first's length."""
