@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,8 @@ QUERIES = np.float32(RNG.normal(size=(N + 1, D)))
 @pytest.mark.parametrize("count", [0, 2, N])
 def test_attention_over_depth(count):
     arrays = (np.float32(x) for x in (TOTAL, BLOCKS, QUERY))
-    actual = jax.jit(F.attend_to_depth)(*arrays, num_blocks=jnp.int32(count), eps=1e-3)
+    attend = jax.jit(partial(F.attend_to_depth, eps=1e-3))
+    actual = attend(*arrays, num_blocks=jnp.int32(count))
     for at in np.ndindex(B, T):
         seen = np.stack([*BLOCKS[at][:count], TOTAL[at]])
         keys = seen / np.sqrt((seen**2).mean(-1, keepdims=True) + 1e-3)
