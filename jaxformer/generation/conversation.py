@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.config.attention.layer_sizes import KVCache, LatentCache, SharedCache
-from jaxformer.generation.decode import check_logits_finite, prepare_inputs
+from jaxformer.generation.decode_inputs import check_logits_finite, prepare_inputs
 from jaxformer.generation.decode_loop import (
     DecodeConfig,
     DecodeState,
@@ -29,12 +29,7 @@ from jaxformer.generation.prompts import Request, make_request, num_processed_to
 from jaxformer.generation.samplers import Greedy, Sampler
 from jaxformer.generation.steps import Context, cache_specs, last_logits
 from jaxformer.layers import Cache, Transformer, empty_cache
-from jaxformer.layers.cache import (
-    EMPTY_SLOT_POSITION,
-    arrange_cache,
-    distinct_windows,
-    is_ring_buffer,
-)
+from jaxformer.layers.cache import arrange_cache, distinct_windows, is_ring_buffer
 from jaxformer.layers.layouts import Layout, layout_of
 from jaxformer.parallel import batch_spec
 
@@ -214,11 +209,8 @@ def _read_chunk(
     kept, count, length = numbers
     places, cache = jnp.arange(chunk.shape[-1]), context.cache
     is_token = jnp.broadcast_to(places < count, chunk.shape)
-    cache = cache._replace(
-        positions=tuple(jnp.where(x < kept, x, EMPTY_SLOT_POSITION) for x in cache.positions),
-        length=jnp.full_like(cache.length, kept),
-        min_rope_length=jnp.full_like(cache.length, length),
-    )
+    cache = cache.shorten(jnp.full_like(cache.length, kept))
+    cache = cache._replace(min_rope_length=jnp.full_like(cache.length, length))
     logits, cache = last_logits(
         Transformer(options.config, dtype=options.dtype),
         options.mesh,

@@ -1,17 +1,16 @@
 """`generate` decodes in one compiled loop; `stream` yields tokens one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxformer.checks import require_count
 from jaxformer.config import TransformerConfig
+from jaxformer.generation.decode_inputs import check_logits_finite, prepare_inputs, rows_of_request
 from jaxformer.generation.decode_loop import (
     DecodeConfig,
     DecodeState,
@@ -20,22 +19,13 @@ from jaxformer.generation.decode_loop import (
     decode_with_beams,
     start_decoding,
 )
-from jaxformer.generation.prompts import (
-    Request,
-    flatten_batch,
-    make_request,
-    pad_batch,
-    pad_to_bucket,
-)
-from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
-from jaxformer.generation.unrolled import unroll_to_decode
-from jaxformer.layers.layouts import layout_of
-from jaxformer.layers.parameter_metadata import cast_parameters, check_parameters
-from jaxformer.parallel import (
-    check_divisible,
-    num_batch_shards,
-    parameter_shardings,
-    put_replicated,
+from jaxformer.generation.prompts import make_request
+from jaxformer.generation.samplers import Beam, Greedy, Sampler
+from jaxformer.generation.speculation import (
+    DraftModel,
+    Speculation,
+    decode_speculatively,
+    stream_speculatively,
 )
 
 
@@ -55,6 +45,7 @@ def generate(
     prefill_chunk: int | None = None,
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
+    drafts: DraftModel | None = None,
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -85,6 +76,7 @@ def generate(
         mesh: Device mesh from `parallel.make_mesh`. Heads, hidden features, vocabulary and caches
             are sharded over "tensor", rows over "data", "fsdp" and "expert"; "context" replicates.
             Parameters are moved to their shardings. The result equals the result on one device.
+        drafts: A small model that drafts tokens, for speculative decoding: see `speculate`.
 
     Returns:
         Each row is the prompt, the new tokens, and its last token repeated to the width of the
@@ -118,15 +110,15 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
+    if drafts is not None:
+        return decode_speculatively(options, params, drafts, request, key).tokens
     params, padded_request, key = prepare_inputs(options, params, request, key)
     if isinstance(sampler, Beam):
         tokens, finite = decode_with_beams(options, params, padded_request)
     else:
         tokens, finite = decode_tokens(options, params, padded_request, key)
     check_logits_finite(finite)
-    *batch_shape, width = request.prompt.shape
-    tokens = tokens if mesh is None else tokens[: request.lengths.size].reshape(*batch_shape, -1)
-    return tokens[..., : width + max_new_tokens]
+    return rows_of_request(options, request, tokens)
 
 
 def stream(
@@ -140,8 +132,9 @@ def stream(
     dtype: DTypeLike = jnp.float32,
     prefill_chunk: int | None = None,
     mesh: Mesh | None = None,
+    drafts: DraftModel | None = None,
     **request_options: Any,
-) -> Iterator[Int[np.ndarray, "*batch"]]:
+) -> Generator[Int[np.ndarray, "*batch"], None, Speculation | None]:
     """Yield the tokens of `generate` one step at a time.
 
     Args:
@@ -154,6 +147,8 @@ def stream(
         dtype: Dtype of computation and cache.
         prefill_chunk: Tokens per prefill step.
         mesh: Device mesh.
+        drafts: A draft model: see `speculate`. Tokens then come in groups, and the value that the
+            iterator returns at its end is the `Speculation`.
         **request_options: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
     Returns:
@@ -167,13 +162,15 @@ def stream(
         raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
     options = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh, sampler)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
+    if drafts is not None:
+        return stream_speculatively(options, params, drafts, request, key)
     decode_inputs = prepare_inputs(options, params, request, key)
 
     def last_tokens(state: DecodeState) -> Int[np.ndarray, "*batch"]:
         tokens = np.asarray(state.last_token)[: request.lengths.size]
         return tokens.reshape(request.lengths.shape)
 
-    def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
+    def tokens() -> Generator[Int[np.ndarray, "*batch"], None, None]:
         state = start_decoding(options, *decode_inputs)
         check_logits_finite(state.prompt_logits_finite)
         yield last_tokens(state)
@@ -182,45 +179,3 @@ def stream(
             yield last_tokens(state)
 
     return tokens()
-
-
-def prepare_inputs(
-    options: DecodeConfig, params: Any, request: Request, key: PRNGKeyArray | None
-) -> tuple[Any, Request, PRNGKeyArray]:
-    """Check the arguments, and return them as the compiled loops take them."""
-    sampler = options.sampler
-    if not isinstance(sampler, Sampler | Beam):
-        raise ValueError(f"sampler must be Greedy(), Sample(...) or Beam(...); got {sampler!r}.")
-    if options.chunk is not None:
-        require_count("prefill_chunk", options.chunk)
-    if key is None and isinstance(sampler, Sample):
-        raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
-    key = jax.random.key(0) if key is None else key  # not used
-    config = options.config
-    check_parameters(config, params)
-    params = unroll_to_decode(config, cast_parameters(config, params, options.dtype))
-    request = pad_to_bucket(request, config.max_length)
-    if options.mesh is not None:
-        params, request, key = _shard_inputs(options.mesh, config, params, request, key)
-    return params, request, key
-
-
-def _shard_inputs(
-    mesh: Mesh, config: TransformerConfig, params: Any, request: Request, key: PRNGKeyArray
-) -> tuple[Any, Request, PRNGKeyArray]:
-    """Shard parameters, request and key over the mesh, after checking that they divide."""
-    request = pad_batch(flatten_batch(request), num_batch_shards(mesh.shape))
-    check_divisible(config, mesh.shape, batch_size=len(request.lengths))
-    params = jax.device_put(params, parameter_shardings(config, mesh, layout_of(params)))
-    data = put_replicated(jax.random.key_data(key), mesh)
-    return (
-        params,
-        put_replicated(request, mesh),
-        jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)),
-    )
-
-
-def check_logits_finite(finite: Bool[Array, ""]) -> None:
-    """Raise unless all logits of the prompts were finite."""
-    if not finite:
-        raise ValueError("Logits of the prompt are NaN or infinite; check the parameters.")

@@ -28,6 +28,7 @@ class DecodeConfig(NamedTuple):
     dtype: jnp.dtype
     mesh: Mesh | None = None
     sampler: Any = Greedy()  # a Sampler, or Beam for `decode_with_beams`
+    lookahead: int = 0  # tokens that may be taken back
 
 
 class DecodeState(NamedTuple):
@@ -49,7 +50,7 @@ def mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]
     return jnp.where(jnp.broadcast_to(is_allowed, logits.shape), logits, -jnp.inf)
 
 
-def _prefill(
+def prefill_prompt(
     options: DecodeConfig, params: Any, request: Request
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Prefill the cache, without padding beyond the learned positions."""
@@ -69,13 +70,14 @@ def _prefill(
         source_segments=request.source_segments,
         dtype=options.dtype,
         mesh=options.mesh,
+        lookahead=options.lookahead,
     )
     return mask_unused_ids(logits, request.vocab_size), context
 
 
 def logits_finite(options: DecodeConfig, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
     """Return whether the largest logit of every row is finite."""
-    return _replicate(options, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
+    return replicate(options, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
 
 
 def _start_decoding(
@@ -83,7 +85,7 @@ def _start_decoding(
 ) -> DecodeState:
     """Prefill and sample the first token of each row."""
     prompt = request.prompt
-    logits, context = _prefill(options, params, request)
+    logits, context = prefill_prompt(options, params, request)
     is_prompt = F.length_mask(request.lengths, prompt.shape[-1])
     state = DecodeState(
         tokens=pad_right(prompt, prompt.shape[-1] + options.max_new_tokens),
@@ -109,7 +111,7 @@ def append_token(
     key = jax.random.fold_in(key, state.num_generated)
     sampled = sample_token(options.sampler, logits, state.seen_tokens, key)
     token = jnp.where(state.is_done, state.last_token, sampled.astype(state.last_token.dtype))
-    token = _replicate(options, token)
+    token = replicate(options, token)
     out_of_range = state.tokens.shape[-1]
     slot = jnp.where(state.is_done, out_of_range, state.length)[..., None]
     stops = jnp.any(token[..., None] == request.stop_tokens.astype(token.dtype), axis=-1)
@@ -145,7 +147,7 @@ def _decode_next(
     return append_token(options, request, key, state._replace(context=context), logits)
 
 
-def _repeat_last_token(
+def repeat_last_token(
     text: Int[Array, "*batch P"], length: Int[Array, "*batch"]
 ) -> Int[Array, "*batch P"]:
     """Repeat the last token of each row to the end of the array."""
@@ -167,8 +169,8 @@ def decode_tokens(
     state = _start_decoding(options, params, request, key)
     next_state = partial(_decode_next, options, params, request, key)
     state = jax.lax.while_loop(continues, next_state, state)
-    tokens = _repeat_last_token(state.tokens, state.length)
-    return _replicate(options, tokens), state.prompt_logits_finite
+    tokens = repeat_last_token(state.tokens, state.length)
+    return replicate(options, tokens), state.prompt_logits_finite
 
 
 start_decoding = jax.jit(_start_decoding, static_argnums=0)
@@ -181,7 +183,7 @@ def decode_with_beams(
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
     """Decode by beam search; also return whether the prompt's logits were finite."""
     rows, new, beam = flatten_batch(request), options.max_new_tokens, options.sampler
-    logits, context = _prefill(options, params, rows)
+    logits, context = prefill_prompt(options, params, rows)
     beams = beam_search(
         lambda context, tokens: _decode_logits(options, params, rows, tokens, context),
         take_rows,
@@ -195,12 +197,12 @@ def decode_with_beams(
     tokens = pad_right(rows.prompt, rows.prompt.shape[1] + new)
     slots = rows.lengths[:, None] + jnp.arange(new)[None]
     tokens = F.write_slots(tokens, beams.tokens[:, 0].astype(tokens.dtype), slots)
-    tokens = _repeat_last_token(tokens, rows.lengths + beams.lengths[:, 0])
+    tokens = repeat_last_token(tokens, rows.lengths + beams.lengths[:, 0])
     tokens = tokens.reshape(*request.prompt.shape[:-1], -1)
-    return _replicate(options, tokens), logits_finite(options, logits)
+    return replicate(options, tokens), logits_finite(options, logits)
 
 
-def _replicate(options: DecodeConfig, x: Array) -> Array:
+def replicate(options: DecodeConfig, x: Array) -> Array:
     """Replicate `x` on all devices, so that every process can read it."""
     if options.mesh is None:
         return x

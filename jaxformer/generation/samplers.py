@@ -80,6 +80,18 @@ def sample_token(
             return jax.random.categorical(key, filter_logits(sampler, logits, seen_tokens), axis=-1)
 
 
+def token_probabilities(
+    sampler: Sampler, logits: Float[Array, "*batch V"], seen_tokens: Bool[Array, "*batch V"]
+) -> Float[Array, "*batch V"]:
+    """Probabilities from which `sample_token` draws, in float32; for `Greedy` they are 0 and 1."""
+    match sampler:
+        case Greedy():
+            return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+        case Sample():
+            filtered = filter_logits(sampler, logits, seen_tokens)
+            return jax.nn.softmax(filtered.astype(jnp.float32), axis=-1)
+
+
 def filter_logits(
     sampler: Sample, logits: Float[Array, "*batch V"], seen_tokens: Bool[Array, "*batch V"]
 ) -> Float[Array, "*batch V"]:

@@ -45,6 +45,7 @@ def prefill(
     source_segments: Int[Array, "*batch S"] | None = None,
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
+    lookahead: int = 0,
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Process prompts of different lengths and fill the KV cache.
 
@@ -60,6 +61,7 @@ def prefill(
         source_segments: 0 for padding of the source.
         dtype: Dtype of computation and cache.
         mesh: Device mesh; rows then have one batch axis.
+        lookahead: As in `empty_cache`.
 
     Returns:
         The logits after each row's last token, and the context for `decode_step`.
@@ -78,7 +80,14 @@ def prefill(
     padded = pad_right(prompt, num_chunks * chunk)
     model = Transformer(config, dtype=dtype)
     devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=devices)
+    cache = empty_cache(
+        config,
+        tuple(batch),
+        capacity,
+        dtype=dtype,
+        tensor_parallel_size=devices,
+        lookahead=lookahead,
+    )
     cache = arrange_cache(config, cache, layout_of(params))._replace(min_rope_length=lengths)
 
     def read_chunk(
@@ -167,11 +176,23 @@ def last_logits(
     mesh: Mesh | None,
     params: Any,
     tokens: Int[Array, "*batch T"],
+    **inputs: Any,
+) -> tuple[Float[Array, "*batch V"], Cache]:
+    """Return logits of one token per row, and the updated cache; inputs as in `all_logits`."""
+    logits, cache = all_logits(model, mesh, params, tokens, **inputs)
+    return logits[..., 0, :], cache
+
+
+def all_logits(
+    model: Transformer,
+    mesh: Mesh | None,
+    params: Any,
+    tokens: Int[Array, "*batch T"],
     *,
     cache_is_empty: bool = False,
     **arguments: Any,
-) -> tuple[Float[Array, "*batch V"], Cache]:
-    """Return logits of one token per row, and the updated cache."""
+) -> tuple[Float[Array, "*batch Q V"], Cache]:
+    """Return logits of tokens that follow a cache, and the updated cache."""
     inputs = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(mesh_axes=replace(active_mesh_axes(mesh.shape), context=None))
@@ -190,8 +211,7 @@ def last_logits(
             in_specs=(param_specs, P(rows), specs),
             out_specs=(P(rows, None, tensor), specs_of_cache),
         )
-    logits, cache = apply(params, tokens, inputs)
-    return logits[..., 0, :], cache
+    return apply(params, tokens, inputs)
 
 
 def cache_specs(rows: Any, heads: str | None) -> Any:

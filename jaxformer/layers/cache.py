@@ -62,16 +62,21 @@ class Cache(NamedTuple):
         num_tokens = jnp.sum(jnp.asarray(valid), axis=-1, dtype=jnp.int32)
         return self._replace(length=self.length + num_tokens)
 
+    def shorten(self, length: Int[Array, "*batch"]) -> "Cache":
+        """The cache of the first `length` tokens of each row; a ring buffer has lost some keys."""
+        kept = (jnp.where(x < length[..., None], x, EMPTY_SLOT_POSITION) for x in self.positions)
+        return self._replace(positions=tuple(kept), length=length)
+
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
     """The distinct windows of the layers, in order: one array of `Cache.positions` each."""
     return tuple(dict.fromkeys(layer.window for layer in config.layers))
 
 
-def num_slots(window: c.Window, capacity: int) -> int:
+def num_slots(window: c.Window, capacity: int, lookahead: int = 0) -> int:
     """Number of cache slots of a layer with this window."""
     size = window_size(window)
-    return capacity if size is None else min(capacity, size)
+    return capacity if size is None else min(capacity, size + lookahead)
 
 
 def empty_cache(
@@ -81,6 +86,7 @@ def empty_cache(
     *,
     dtype: DTypeLike = jnp.float32,
     tensor_parallel_size: int = 1,
+    lookahead: int = 0,
 ) -> Cache:
     """Make an empty cache.
 
@@ -91,6 +97,7 @@ def empty_cache(
         dtype: Dtype of the computation, hence of keys and values.
         tensor_parallel_size: Devices over which heads are sharded. If there are more devices than
             key-value heads, each device caches the one head that it reads.
+        lookahead: Tokens that `Cache.shorten` may take back: ring buffers keep so many more keys.
 
     Returns:
         The cache of all devices, to be passed to the model with the first tokens. The model returns
@@ -118,7 +125,7 @@ def empty_cache(
 
     def layer(index: int, *stacked: int) -> LayerCache:
         options = layers[index]
-        slots = num_slots(options.window, capacity)
+        slots = num_slots(options.window, capacity, lookahead)
         shape = CacheShape((*stacked, *batch), slots, dtype, config.model_dim, tensor_parallel_size)
         return LayerCache(options.attention.empty_layer_cache(shape))
 
@@ -128,7 +135,7 @@ def empty_cache(
         layers=tuple(layer(i, segments.repeats) for i in groups["layers"]),
         tail=tuple(map(layer, groups["tail"])),
         positions=tuple(
-            jnp.full((*batch, num_slots(window, capacity)), EMPTY_SLOT_POSITION)
+            jnp.full((*batch, num_slots(window, capacity, lookahead)), EMPTY_SLOT_POSITION)
             for window in distinct_windows(config)
         ),
         length=jnp.zeros(batch, jnp.int32),
@@ -153,7 +160,13 @@ def arrange_cache(config: c.TransformerConfig, cache: Cache, layout: Layout) -> 
 
 def is_ring_buffer(window: c.Window, slots: int) -> bool:
     """Whether the buffer is a ring buffer: slots are reused once they leave the window."""
-    return slots == window_size(window)
+    size = window_size(window)
+    return size is not None and slots >= size
+
+
+def overwrites_attended(window: c.Window, slots: int, num_tokens: int) -> bool:
+    """Whether new tokens may overwrite a key that an earlier new token still attends to."""
+    return is_ring_buffer(window, slots) and num_tokens > 1 + slots - (window_size(window) or 0)
 
 
 def token_capacity(config: c.TransformerConfig, cache: Cache) -> int | None:
@@ -277,7 +290,7 @@ def update_positions(
         updated_positions.append(F.write_slots(old, new, slots))
         if cache_is_empty:
             key_positions[window], updates[window] = new, CacheUpdate(slots, "new")
-        elif is_ring_buffer(window, old.shape[-1]) and new.shape[-1] > 1:
+        elif overwrites_attended(window, old.shape[-1], new.shape[-1]):
             key_positions[window] = jnp.concatenate([old, new], axis=-1)
             updates[window] = CacheUpdate(slots, "buffer_and_new")
         else:

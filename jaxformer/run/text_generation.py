@@ -15,7 +15,7 @@ chat template of the folder; an empty line ends it.
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,7 @@ from jaxformer.checks import Checked, Size
 from jaxformer.config import RopeScaling
 from jaxformer.costs import num_parameters
 from jaxformer.errors import naming_fields
-from jaxformer.generation import Beam, Greedy, Sample, stream
+from jaxformer.generation import Beam, DraftModel, Greedy, Sample, Speculation, speculate, stream
 from jaxformer.generation import generate as generate_tokens
 from jaxformer.generation.conversation import Conversation
 from jaxformer.generation.prompts import make_request
@@ -64,6 +64,9 @@ class Generate(Checked):
         max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier. None is
             160, or what the first prompt leaves of the context that the model knows.
         sampler: How each token is chosen. Beam search prints its text at the end.
+        draft: Folder of a small model with the same tokenizer that drafts tokens (speculative
+            decoding): as --checkpoint. The text is the model's own.
+        draft_tokens: Tokens of a draft.
         rope_scaling: RoPE scaling for texts longer than the training texts; None is the
             checkpoint's.
         dtype: Dtype of the parameters and of the computation. On a CPU, bfloat16 needs half the
@@ -88,6 +91,8 @@ class Generate(Checked):
     step: int | Literal["best"] | None = None
     max_new_tokens: Size | None = None
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
+    draft: Path | None = None
+    draft_tokens: Size = 4
     rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     mesh: MeshConfig = MeshConfig()
@@ -106,8 +111,9 @@ class Generate(Checked):
                 "chat_template": "chat",
                 "output": "prompts",
                 "batch_size": "prompts",
+                "draft_tokens": "draft",
             },
-            excludes={"prompt": "prompts"},
+            excludes={"prompt": "prompts", "draft": "chat"},
         )
 
 
@@ -125,6 +131,7 @@ class TextGenerator(NamedTuple):
     model: LoadedModel
     run: Generate
     mesh: Mesh
+    drafts: DraftModel | None = None
 
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode a prompt, or a question with the chat template, and an encoder's source.
@@ -188,6 +195,7 @@ class TextGenerator(NamedTuple):
             "dtype": self.run.dtype,
             "mesh": self.mesh,
             "sampler": self.run.sampler,
+            "drafts": self.drafts,
         }
 
 
@@ -239,7 +247,11 @@ def load_speaker(run: Generate) -> TextGenerator:
     model = model._replace(chat_template=run.chat_template)
     if run.rope_scaling is not None:
         model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
-    return TextGenerator(model, run, mesh)
+    if run.draft is None:
+        return TextGenerator(model, run, mesh)
+    draft = load_run(run.draft, mesh=mesh, dtype=run.dtype)
+    drafts = DraftModel(draft.config, draft.params, run.draft_tokens)
+    return TextGenerator(model, run, mesh, drafts)
 
 
 def print_continuation(
@@ -255,8 +267,24 @@ def print_continuation(
         )
     else:
         rows = stream(model.config, model.params, [prompt], **options)
-        tokens = (int(row[0]) for row in rows)
+        tokens = (int(row[0]) for row in printing_drafts(rows))
     return print_tokens(generator, tokens, prompt)
+
+
+def printing_drafts(rows: Generator[Any, None, Speculation | None]) -> Iterator[Any]:
+    """The rows of `stream`; at their end, print how many drafted tokens were right, if any."""
+    result = yield from rows
+    if result is not None:
+        print_drafts([result])
+
+
+def print_drafts(results: list[Speculation]) -> None:
+    """Print to standard error how many drafted tokens were right."""
+    passes, drafted, accepted = np.sum([x[1:] for x in results], axis=0)
+    print(
+        f"\n{accepted} of {drafted} drafted tokens were right, in {passes} passes of the model.",
+        file=sys.stderr,
+    )
 
 
 def print_tokens(generator: TextGenerator, tokens: Iterable[int], prompt: list[int]) -> str:
@@ -300,7 +328,7 @@ def chat_loop(generator: TextGenerator) -> str:
         else:
             if conversation is None:
                 options = generator.generate_kwargs(seed)
-                del options["key"]
+                del options["key"], options["drafts"]
                 conversation = Conversation(model.config, model.params, **options)
             with contextlib.closing(conversation.answer(prompt, key=jax.random.key(seed))) as new:
                 answer = print_tokens(generator, new, prompt)
@@ -319,13 +347,17 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
     longest = max(len(each.tokens) for each in prompts)
     generator = generator.fitted(longest)
     generator.print_length_warning(longest)
-    run = generator.run
+    run, results = generator.run, list[Speculation]()
     for first in range(0, len(prompts), run.batch_size):
         batch = prompts[first : first + run.batch_size]
         options = generator.generate_kwargs(run.seed + first)
         tokens, sources = [each.tokens for each in batch], [each.source for each in batch]
         options["source"] = None if sources[0] is None else sources
-        rows = generate_tokens(model.config, model.params, tokens, **options)
+        if generator.drafts is None:
+            rows = generate_tokens(model.config, model.params, tokens, **options)
+        else:
+            results.append(speculate(model.config, model.params, tokens, **options))
+            rows = results[-1].tokens
         for each, row in zip(batch, np.asarray(rows).tolist(), strict=True):
             new = truncate_at_stop(row[len(each.tokens) :][: run.max_new_tokens], model.stop_tokens)
             text = data.decode_continuation(model.tokenizer, each.tokens, new)
@@ -335,6 +367,8 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
         file.flush()
         if run.output is not None:
             print(f"{first + len(batch)} of {len(prompts)} prompts", flush=True)
+    if results:
+        print_drafts(results)
     return written
 
 

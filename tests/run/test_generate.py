@@ -95,6 +95,24 @@ def test_greedy_text_is_the_same_every_time(folder):
     assert text(folder) == text(folder, seed=5)
 
 
+@pytest.mark.slow
+def test_a_draft_model_changes_no_text_and_says_how_often_it_was_right(folder, tmp_path, capsys):
+    expected = text(folder)
+    capsys.readouterr()
+    assert text(folder, draft=folder, draft_tokens=3) == expected
+    printed = capsys.readouterr()
+    assert printed.out == f"{expected}\n"
+    assert "6 of 6 drafted tokens were right, in 2 passes" in printed.err
+    (tmp_path / "asked.txt").write_text("the la\nthe\n")
+    files = [tmp_path / "alone.jsonl", tmp_path / "drafted.jsonl"]
+    for file, options in zip(files, [{}, {"draft": folder}], strict=True):
+        continued(folder, tmp_path / "asked.txt", file, **options)
+    assert files[0].read_text() == files[1].read_text()
+    assert "drafted tokens were right" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--draft and --chat cannot be combined"):
+        text_generation.Generate(checkpoint=folder, chat=True, draft=folder)
+
+
 SCALINGS = {
     "LinearScaling(factor=4)": LinearScaling(factor=4.0),
     "NTKScaling(factor=4)": NTKScaling(factor=4.0),
