@@ -91,6 +91,9 @@ class TransformerConfig(Checked):
             (Gemma 4).
         embedding: Token embedding.
         layer_embedding: Embeddings of each token for each layer; None has none.
+        multi_token_prediction: Whether a module with a layer as the last one predicts the token
+            after the next (MTP), see `layers.MultiTokenPredictor`: a loss in training, and drafts
+            (`generation.MTP`).
         head: LM head.
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
@@ -135,6 +138,7 @@ class TransformerConfig(Checked):
     layer_scalar: bool = False
     embedding: Embedding = Embedding()
     layer_embedding: LayerEmbedding | None = None
+    multi_token_prediction: bool = False
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
@@ -212,6 +216,13 @@ class TransformerConfig(Checked):
             period, repeats = len(inside), 1
         passes = self.loop.passes if by_invocation else 1
         return Segments(len(before), period, repeats * passes, len(after))
+
+    @property
+    def multi_token_model(self) -> TransformerConfig:
+        """The module of `multi_token_prediction` as a model of one layer, like the last."""
+        changes: Any = cycles_of(self.layers[-1:]) | dict(residual=None, loop=None)
+        changes |= dict(layer_embedding=None, multi_token_prediction=False)
+        return replace(self, num_layers=1, **changes)
 
     @property
     def residual_init_divisor(self) -> float:

@@ -28,6 +28,7 @@ def check_model(config: Any) -> None:
     check_norms(config)
     check_residual(config)
     check_loop(config)
+    check_multi_token_prediction(config)
     check_kv_sources(config)
     check_masked_ids(config)
 
@@ -156,6 +157,22 @@ def check_residual(config: Any) -> None:
         config.block != "parallel" or placements == {"pre"} or option.per == "layer",
         f"{name} reads once for all parallel branches, so block='parallel' needs norm_placement "
         f"'pre'; got {', '.join(sorted(placements))}.",
+    )
+
+
+def check_multi_token_prediction(config: Any) -> None:
+    """Check that a layer like the last one can stand alone in a decoder."""
+    if not config.multi_token_prediction:
+        return
+    topology, attention = type(config.topology).__name__, config.layers[-1].attention
+    require(
+        isinstance(config.topology, Decoder),
+        f"multi_token_prediction needs a Decoder; got {topology}.",
+    )
+    require(
+        not (attention.cross_layer_kv or attention.value_residual),
+        "multi_token_prediction has a layer like the last one, which reads no earlier layer; got "
+        f"{attention}.",
     )
 
 

@@ -138,6 +138,8 @@ def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
 
         training_factor(config) * forward_flops(config, length) / length
 
+    With `multi_token_prediction` its module is a part of the forward pass.
+
     Args:
         config: The model.
         length: Tokens of the sequence.
@@ -145,7 +147,11 @@ def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
     Returns:
         FLOPs of the matrix products, without recomputation by `remat`.
     """
-    return training_factor(config) * forward_flops(config, length) / length
+    flops = forward_flops(config, length)
+    if config.multi_token_prediction:
+        projection = 2 * length * 2 * config.model_dim**2
+        flops += forward_flops(config.multi_token_model, length) + projection
+    return training_factor(config) * flops / length
 
 
 def training_factor(config: c.TransformerConfig) -> int:

@@ -13,7 +13,9 @@ from jaxformer.generation.samplers import Greedy as Greedy
 from jaxformer.generation.samplers import Sample as Sample
 from jaxformer.generation.samplers import Sampler as Sampler
 from jaxformer.generation.samplers import sample_token as sample_token
+from jaxformer.generation.speculation import MTP as MTP
 from jaxformer.generation.speculation import DraftModel as DraftModel
+from jaxformer.generation.speculation import Drafts as Drafts
 from jaxformer.generation.speculation import Speculation as Speculation
 from jaxformer.generation.speculation import speculate as speculate
 from jaxformer.generation.steps import decode_step as decode_step

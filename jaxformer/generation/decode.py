@@ -22,7 +22,7 @@ from jaxformer.generation.decode_loop import (
 from jaxformer.generation.prompts import make_request
 from jaxformer.generation.samplers import Beam, Greedy, Sampler
 from jaxformer.generation.speculation import (
-    DraftModel,
+    Drafts,
     Speculation,
     decode_speculatively,
     stream_speculatively,
@@ -45,7 +45,7 @@ def generate(
     prefill_chunk: int | None = None,
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
-    drafts: DraftModel | None = None,
+    drafts: Drafts | None = None,
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -76,7 +76,8 @@ def generate(
         mesh: Device mesh from `parallel.make_mesh`. Heads, hidden features, vocabulary and caches
             are sharded over "tensor", rows over "data", "fsdp" and "expert"; "context" replicates.
             Parameters are moved to their shardings. The result equals the result on one device.
-        drafts: A small model that drafts tokens, for speculative decoding: see `speculate`.
+        drafts: Who drafts tokens, for speculative decoding: a `DraftModel`, or the model itself by
+            `MTP()`; see `speculate`.
 
     Returns:
         Each row is the prompt, the new tokens, and its last token repeated to the width of the
@@ -132,7 +133,7 @@ def stream(
     dtype: DTypeLike = jnp.float32,
     prefill_chunk: int | None = None,
     mesh: Mesh | None = None,
-    drafts: DraftModel | None = None,
+    drafts: Drafts | None = None,
     **request_options: Any,
 ) -> Generator[Int[np.ndarray, "*batch"], None, Speculation | None]:
     """Yield the tokens of `generate` one step at a time.
@@ -147,8 +148,8 @@ def stream(
         dtype: Dtype of computation and cache.
         prefill_chunk: Tokens per prefill step.
         mesh: Device mesh.
-        drafts: A draft model: see `speculate`. Tokens then come in groups, and the value that the
-            iterator returns at its end is the `Speculation`.
+        drafts: Who drafts tokens: see `speculate`. Tokens then come in groups, and the iterator
+            returns the `Speculation` at its end.
         **request_options: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
     Returns:

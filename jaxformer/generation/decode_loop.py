@@ -29,6 +29,7 @@ class DecodeConfig(NamedTuple):
     mesh: Mesh | None = None
     sampler: Any = Greedy()  # a Sampler, or Beam for `decode_with_beams`
     lookahead: int = 0  # tokens that may be taken back
+    keep_hidden: bool = False  # of prompts, in the context
 
 
 class DecodeState(NamedTuple):
@@ -71,6 +72,7 @@ def prefill_prompt(
         dtype=options.dtype,
         mesh=options.mesh,
         lookahead=options.lookahead,
+        keep_hidden=options.keep_hidden,
     )
     return mask_unused_ids(logits, request.vocab_size), context
 

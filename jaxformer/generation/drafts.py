@@ -5,38 +5,34 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config import TransformerConfig
 from jaxformer.generation.decode_loop import (
     DecodeConfig,
     DecodeState,
     mask_unused_ids,
-    prefill_prompt,
     repeat_last_token,
     replicate,
     start_decoding,
 )
+from jaxformer.generation.drafters import Turn, Verdict, keep_tokens, read_tokens
 from jaxformer.generation.prompts import Request
 from jaxformer.generation.samplers import token_probabilities
-from jaxformer.generation.steps import all_logits
-from jaxformer.layers import Cache, Transformer
 
 
 class DraftConfig(NamedTuple):
-    """Static options of speculative decoding: of the model, of the draft model, and its length."""
+    """Static options of speculative decoding: of the model, and who drafts."""
 
     decode: DecodeConfig
-    draft: DecodeConfig
-    num_tokens: int
+    drafter: Any  # `ModelDrafter` or `MultiTokenDrafter`
 
 
 class DraftState(NamedTuple):
     """State of speculative decoding: of the model, whose rows differ in length, and of drafts."""
 
     decode: DecodeState
-    draft_cache: Cache
+    drafter: Any
     num_drafted: Int[Array, ""]
     num_accepted: Int[Array, ""]
 
@@ -51,11 +47,6 @@ class CheckedDraft(NamedTuple):
 
     tokens: Int[Array, "*batch n_plus_1"]
     length: Int[Array, "*batch"]
-
-
-def keeps_positions(config: TransformerConfig) -> bool:
-    """Whether all caches hold a slot for each token, so that the last tokens can be taken back."""
-    return all(part.has_scores for layer in config.layers for part in layer.attention.parts)
 
 
 def check_draft(
@@ -99,95 +90,34 @@ def check_draft(
     return CheckedDraft(jnp.where(is_draft, padded, last[..., None]), count + 1)
 
 
-def propose(
-    options: DraftConfig,
-    params: Any,
-    request: Request,
-    state: DraftState,
-    is_input: Bool[Array, "*batch n_plus_1"],
-    key: PRNGKeyArray,
-) -> tuple[Int[Array, "*batch n"], Float[Array, "*batch n V"], Cache]:
-    """Draft tokens after the last one; return them, their probabilities and the draft's cache."""
-    vocab_size = options.decode.config.vocab_size
-
-    def step(carry: Any, this: Any) -> Any:
-        (token, seen, cache), (key, is_input) = carry, this
-        segments = is_input[..., None].astype(jnp.int32)
-        logits, cache = read_tokens(options.draft, params, token[..., None], cache, segments)
-        logits = fit_vocabulary(mask_unused_ids(logits[..., 0, :], request.vocab_size), vocab_size)
-        probabilities = token_probabilities(options.draft.sampler, logits, seen)
-        token = jax.random.categorical(key, jnp.log(probabilities)).astype(token.dtype)
-        seen = seen | jax.nn.one_hot(token, vocab_size, dtype=bool)
-        return (token, seen, cache), (token, probabilities)
-
-    decode = state.decode
-    carry = decode.last_token, decode.seen_tokens, state.draft_cache
-    keys = jax.random.split(key, options.num_tokens + 1)
-    # The last step has its token read into the cache; what it drafts is not used.
-    steps = keys, jnp.moveaxis(is_input, -1, 0)
-    (_, _, cache), (tokens, probabilities) = jax.lax.scan(step, carry, steps)
-    return jnp.moveaxis(tokens[:-1], 0, -1), jnp.moveaxis(probabilities[:-1], 0, -2), cache
-
-
-def fit_vocabulary(logits: Float[Array, "*batch V"], size: int) -> Float[Array, "*batch size"]:
-    """Logits of `size` ids: some are dropped, or those that are missing are -inf."""
-    missing = max(0, size - logits.shape[-1])
-    widths = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
-    return jnp.pad(logits[..., :size], widths, constant_values=-jnp.inf)
-
-
-def read_tokens(
-    options: DecodeConfig,
-    params: Any,
-    tokens: Int[Array, "*batch T"],
-    cache: Cache,
-    segments: Int[Array, "*batch T"],
-) -> tuple[Float[Array, "*batch T V"], Cache]:
-    """Logits after each of the next tokens, and the cache with them."""
-    model = Transformer(options.config, dtype=options.dtype)
-    return all_logits(model, options.mesh, params, tokens, cache=cache, segments=segments)
-
-
-def keep_tokens(
-    options: DecodeConfig,
-    params: Any,
-    before: Cache,
-    after: Cache,
-    tokens: Int[Array, "*batch T"],
-    count: Int[Array, "*batch"],
-) -> Cache:
-    """The cache of the first `count` tokens of each row; states read them a second time."""
-    if keeps_positions(options.config):
-        return after.shorten(before.length + count)
-    segments = F.length_mask(count, tokens.shape[-1]).astype(jnp.int32)
-    return read_tokens(options, params, tokens, before, segments)[1]
-
-
 def _draft_next(
     options: DraftConfig, params: tuple[Any, Any], request: Request, key: Any, state: DraftState
 ) -> DraftState:
     """Draft tokens, check them in one pass of the model, and append what is right."""
     old, settings = state.decode, options.decode
     left = request.lengths + settings.max_new_tokens - old.length
-    num_drafted = jnp.where(old.is_done, -1, jnp.minimum(options.num_tokens, left - 1))
-    is_input = F.length_mask(num_drafted + 1, options.num_tokens + 1)
+    num_drafted = jnp.where(old.is_done, -1, jnp.minimum(options.drafter.num_tokens, left - 1))
+    is_input = F.length_mask(num_drafted + 1, options.drafter.num_tokens + 1)
     draft_key, key = jax.random.split(jax.random.fold_in(key, old.num_generated))
-    draft, q, draft_cache = propose(options, params[1], request, state, is_input, draft_key)
+    turn = Turn(settings, params[1], request, old, is_input, draft_key)
+    draft, q, drafted = options.drafter.propose(turn, state.drafter)
     tokens = jnp.concatenate([old.last_token[..., None], draft], axis=-1)
     before, segments = old.context.cache, is_input.astype(jnp.int32)
-    logits, after = read_tokens(settings, params[0], tokens, before, segments)
-    drafted = jax.nn.one_hot(tokens, logits.shape[-1], dtype=jnp.int8)
-    seen = old.seen_tokens[..., None, :] | (jax.lax.cummax(drafted, axis=drafted.ndim - 2) > 0)
+    logits, after, hidden = read_tokens(settings, params[0], tokens, before, segments)
+    is_token = jax.nn.one_hot(tokens, logits.shape[-1], dtype=jnp.int8)
+    so_far = jax.lax.cummax(is_token, axis=is_token.ndim - 2) > 0
+    seen = old.seen_tokens[..., None, :] | so_far
     p = token_probabilities(settings.sampler, mask_unused_ids(logits, request.vocab_size), seen)
     checked = check_draft(q, p, draft, num_drafted, key)
     checked = CheckedDraft(*(replicate(settings, x) for x in checked))
     new = append_tokens(settings, request, old, checked)
     count = new.length - old.length
     cache = keep_tokens(settings, params[0], before, after, tokens, count)
+    verdict = Verdict(tokens, hidden, checked.tokens, count)
     right = jnp.minimum(count, jnp.maximum(checked.length - 1, 0))
     return DraftState(
         new._replace(context=old.context._replace(cache=cache)),
-        keep_tokens(options.draft, params[1], state.draft_cache, draft_cache, tokens, count),
+        options.drafter.keep(turn, state.drafter, drafted, verdict),
         state.num_drafted + jnp.sum(jnp.maximum(num_drafted, 0)),
         state.num_accepted + jnp.sum(right),
     )
@@ -224,10 +154,10 @@ def _start_drafting(
 ) -> DraftState:
     """Read the prompts with both models, and sample the first token of each row."""
     decode = start_decoding(options.decode, params[0], request, key)
+    drafter, zero = options.drafter.start(params[1], request, decode), jnp.int32(0)
     is_done = decode.is_done | (options.decode.max_new_tokens <= 1)
-    _, context = prefill_prompt(options.draft, params[1], request)
-    zero = jnp.int32(0)
-    return DraftState(decode._replace(is_done=is_done), context.cache, zero, zero)
+    decode = decode._replace(is_done=is_done, context=decode.context._replace(hidden=None))
+    return DraftState(decode, drafter, zero, zero)
 
 
 @partial(jax.jit, static_argnums=0)

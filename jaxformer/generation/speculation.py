@@ -14,18 +14,13 @@ from jaxformer.checks import Checked, Size, require
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.decode_inputs import check_logits_finite, prepare_inputs, rows_of_request
 from jaxformer.generation.decode_loop import DecodeConfig
-from jaxformer.generation.drafts import (
-    DraftConfig,
-    decode_with_drafts,
-    draft_next,
-    keeps_positions,
-    start_drafting,
-)
+from jaxformer.generation.drafters import ModelDrafter, MultiTokenDrafter, keeps_positions
+from jaxformer.generation.drafts import DraftConfig, decode_with_drafts, draft_next, start_drafting
 from jaxformer.generation.prompts import Request, make_request
 from jaxformer.generation.samplers import Beam, Greedy, Sampler
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DraftModel(Checked):
     """A small model that drafts the next tokens of a large one.
 
@@ -38,6 +33,21 @@ class DraftModel(Checked):
     config: TransformerConfig
     params: Any
     num_tokens: Size = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTP(Checked):
+    """The model's own `multi_token_prediction` drafts its next tokens.
+
+    Attributes:
+        num_tokens: Tokens of a draft; from the second on, the module reads its own last hidden
+            vector in place of the model's.
+    """
+
+    num_tokens: Size = 1
+
+
+Drafts = DraftModel | MTP
 
 
 class Speculation(NamedTuple):
@@ -61,7 +71,7 @@ def speculate(
     params: Any,
     prompt: Any,
     *,
-    drafts: DraftModel,
+    drafts: Drafts,
     max_new_tokens: int,
     sampler: Sampler = Greedy(),
     key: PRNGKeyArray | None = None,
@@ -84,12 +94,12 @@ def speculate(
         config: See `generate`, also for the other arguments.
         params: The parameters.
         prompt: Token ids.
-        drafts: The draft model, and how many tokens it drafts.
+        drafts: A `DraftModel`, or `MTP(...)` of the model; how many tokens a draft has.
         max_new_tokens: Maximum number of new tokens per row.
         sampler: `Greedy()` or `Sample(...)`, of both models.
         key: Random key.
         dtype: Dtype of computation and cache, of both models.
-        prefill_chunk: Tokens per prefill step.
+        prefill_chunk: Tokens per prefill step; not with `MTP`, which reads whole prompts.
         mesh: Device mesh, over which both models are sharded.
         **request_options: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
@@ -98,7 +108,8 @@ def speculate(
 
     Raises:
         ValueError: As in `generate`, of either model; for `Beam(...)`; the draft model has fewer
-            ids than may be generated; or a RoPE scaling depends on the length.
+            ids than may be generated; the model of `MTP` has no `multi_token_prediction`; or a RoPE
+            scaling depends on the length.
 
     References:
         Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding,
@@ -110,11 +121,7 @@ def speculate(
 
 
 def decode_speculatively(
-    options: DecodeConfig,
-    params: Any,
-    drafts: DraftModel,
-    request: Request,
-    key: PRNGKeyArray | None,
+    options: DecodeConfig, params: Any, drafts: Drafts, request: Request, key: PRNGKeyArray | None
 ) -> Speculation:
     """Check the arguments, and decode with drafts."""
     inputs = prepare_drafts(options, params, drafts, request, key)
@@ -132,11 +139,7 @@ def speculation_of(
 
 
 def stream_speculatively(
-    options: DecodeConfig,
-    params: Any,
-    drafts: DraftModel,
-    request: Request,
-    key: PRNGKeyArray | None,
+    options: DecodeConfig, params: Any, drafts: Drafts, request: Request, key: PRNGKeyArray | None
 ) -> Generator[Int[np.ndarray, "*batch"], None, Speculation]:
     """Yield the next token of all rows as soon as each unfinished row has it."""
     inputs = prepare_drafts(options, params, drafts, request, key)
@@ -163,32 +166,44 @@ def stream_speculatively(
 
 
 def prepare_drafts(
-    options: DecodeConfig,
-    params: Any,
-    drafts: DraftModel,
-    request: Request,
-    key: PRNGKeyArray | None,
+    options: DecodeConfig, params: Any, drafts: Drafts, request: Request, key: PRNGKeyArray | None
 ) -> tuple[DraftConfig, tuple[Any, Any], Request, PRNGKeyArray]:
     """Check the arguments of both models, and return them as the compiled loop takes them."""
     if isinstance(options.sampler, Beam):
         raise ValueError(f"Beam search takes no drafts; got {options.sampler}.")
+    options = with_lookahead(options, options.config, drafts)
+    if isinstance(drafts, MTP):
+        require(
+            options.config.multi_token_prediction,
+            f"{drafts} needs a model with multi_token_prediction=True.",
+        )
+        params, request, key = prepare_inputs(options, params, request, key)
+        options = options._replace(keep_hidden=True, chunk=None)
+        drafter: Any = MultiTokenDrafter(options, drafts.num_tokens)
+        return DraftConfig(options, drafter), (params, params), request, key
     require(
         int(request.vocab_size) <= drafts.config.vocab_size,
         f"The draft model has {drafts.config.vocab_size} token ids, but {request.vocab_size} may "
         "be generated. If both models have one tokenizer, pass its size as vocab_size.",
     )
-    model, draft = (
-        options._replace(config=x, lookahead=drafts.num_tokens if keeps_positions(x) else 0)
-        for x in (options.config, drafts.config)
-    )
-    for rope in (layer.rope for x in (model, draft) for layer in x.config.layers):
+    draft = with_lookahead(options, drafts.config, drafts)
+    draft_params, *_ = prepare_inputs(draft, drafts.params, check_request(draft, request), key)
+    params, request, key = prepare_inputs(options, params, request, key)
+    drafter = ModelDrafter(draft, drafts.num_tokens)
+    return DraftConfig(options, drafter), (params, draft_params), request, key
+
+
+def with_lookahead(
+    options: DecodeConfig, config: TransformerConfig, drafts: Drafts
+) -> DecodeConfig:
+    """The options for a model whose cache takes a draft back."""
+    for rope in (layer.rope for layer in config.layers):
         require(
             rope is None or not rope.depends_on_length,
             f"Speculative decoding needs a RoPE that does not depend on the length; got {rope}.",
         )
-    draft_params, *_ = prepare_inputs(draft, drafts.params, check_request(draft, request), key)
-    params, request, key = prepare_inputs(model, params, request, key)
-    return DraftConfig(model, draft, drafts.num_tokens), (params, draft_params), request, key
+    lookahead = drafts.num_tokens if keeps_positions(config) else 0
+    return options._replace(config=config, lookahead=lookahead)
 
 
 def check_request(draft: DecodeConfig, request: Request) -> Request:

@@ -22,10 +22,25 @@ from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs
 
 
 class Context(NamedTuple):
-    """Tokens processed so far, and their KV cache."""
+    """Tokens processed so far, and their KV cache.
+
+    Attributes:
+        tokens: The tokens.
+        cache: The cache.
+        hidden: Last hidden vectors of a prompt, if they were asked for.
+    """
 
     tokens: Int[Array, "*batch room"]
     cache: Cache
+    hidden: Float[Array, "*batch P D"] | None = None
+
+
+class Outputs(NamedTuple):
+    """Logits of tokens that follow a cache, the updated cache, and the last hidden vectors."""
+
+    logits: Float[Array, "*batch Q V"]
+    cache: Cache
+    hidden: Float[Array, "*batch T D"]
 
 
 def take_rows(context: Context, rows: Int[Array, " B"]) -> Context:
@@ -46,6 +61,7 @@ def prefill(
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
     lookahead: int = 0,
+    keep_hidden: bool = False,
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Process prompts of different lengths and fill the KV cache.
 
@@ -62,6 +78,7 @@ def prefill(
         dtype: Dtype of computation and cache.
         mesh: Device mesh; rows then have one batch axis.
         lookahead: As in `empty_cache`.
+        keep_hidden: Whether the context has the last hidden vectors; not with chunks.
 
     Returns:
         The logits after each row's last token, and the context for `decode_step`.
@@ -99,20 +116,22 @@ def prefill(
         last = jnp.clip(lengths - 1 - start, 0, chunk - 1)[..., None]
         segments = (positions < lengths[..., None]).astype(jnp.int32)
         inputs = {"segments": segments, "cache": cache, "logits_at": last, **encoded}
-        return last_logits(model, mesh, params, tokens, cache_is_empty=cache_is_empty, **inputs)
+        return apply_model(model, mesh, params, tokens, cache_is_empty=cache_is_empty, **inputs)
 
     def read_next_chunk(carry: tuple[Array, Cache], start: Int[Array, ""]):
         logits_so_far, cache = carry
-        logits, cache = read_chunk(cache, start)
+        logits, cache, _ = read_chunk(cache, start)
         ends = jnp.broadcast_to((lengths > start)[..., None], logits.shape)
-        return (jnp.where(ends, logits, logits_so_far), cache), None
+        return (jnp.where(ends, logits[..., 0, :], logits_so_far), cache), None
 
     encoded = dict(source=source, source_segments=source_segments)
-    carry = read_chunk(cache, jnp.int32(0), cache_is_empty=True, **encoded)
+    first = read_chunk(cache, jnp.int32(0), cache_is_empty=True, **encoded)
+    carry = first.logits[..., 0, :], first.cache
     if num_chunks > 1:
         carry, _ = jax.lax.scan(read_next_chunk, carry, chunk * jnp.arange(1, num_chunks))
     logits, cache = carry
-    return logits, Context(pad_right(prompt, capacity), cache)
+    hidden = first.hidden if keep_hidden else None
+    return logits, Context(pad_right(prompt, capacity), cache, hidden)
 
 
 def decode_step(
@@ -145,7 +164,7 @@ def decode_step(
         ValueError: The cache is full (outside `jax.jit`).
     """
     model = Transformer(config, dtype=dtype)
-    all_tokens, cache = context
+    all_tokens, cache = context.tokens, context.cache
     check_capacity(config, cache, jnp.ones((*tokens.shape, 1), bool))
     all_tokens = F.write_slots(all_tokens, tokens[..., None], cache.length[..., None])
     length = cache.length + 1
@@ -178,12 +197,12 @@ def last_logits(
     tokens: Int[Array, "*batch T"],
     **inputs: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
-    """Return logits of one token per row, and the updated cache; inputs as in `all_logits`."""
-    logits, cache = all_logits(model, mesh, params, tokens, **inputs)
+    """Return logits of one token per row, and the updated cache; inputs as in `apply_model`."""
+    logits, cache, _ = apply_model(model, mesh, params, tokens, **inputs)
     return logits[..., 0, :], cache
 
 
-def all_logits(
+def apply_model(
     model: Transformer,
     mesh: Mesh | None,
     params: Any,
@@ -191,14 +210,16 @@ def all_logits(
     *,
     cache_is_empty: bool = False,
     **arguments: Any,
-) -> tuple[Float[Array, "*batch Q V"], Cache]:
-    """Return logits of tokens that follow a cache, and the updated cache."""
+) -> Outputs:
+    """Apply the model, on a mesh if there is one, to tokens that follow a cache."""
     inputs = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(mesh_axes=replace(active_mesh_axes(mesh.shape), context=None))
 
     def apply(params: Any, tokens: Array, inputs: dict[str, Any]) -> Any:
-        return model.apply({"params": params}, tokens, cache_is_empty=cache_is_empty, **inputs)
+        options: Any = dict(cache_is_empty=cache_is_empty, mutable=["hidden"], **inputs)
+        (logits, cache), sown = model.apply({"params": params}, tokens, **options)
+        return logits, cache, sown["hidden"]["last"][0]
 
     if mesh is not None:
         rows, tensor = batch_spec(mesh.shape)[0], model.mesh_axes.tensor
@@ -209,9 +230,9 @@ def all_logits(
             apply,
             mesh=mesh,
             in_specs=(param_specs, P(rows), specs),
-            out_specs=(P(rows, None, tensor), specs_of_cache),
+            out_specs=(P(rows, None, tensor), specs_of_cache, P(rows)),
         )
-    return apply(params, tokens, inputs)
+    return Outputs(*apply(params, tokens, inputs))
 
 
 def cache_specs(rows: Any, heads: str | None) -> Any:

@@ -24,6 +24,7 @@ from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_cap
 from jaxformer.layers.embedding import Embedder, LMHead
 from jaxformer.layers.layer_embedding import LayerEmbedder
 from jaxformer.layers.layouts import Layout, layout_of, split_layers
+from jaxformer.layers.multi_token import MultiTokenPredictor
 from jaxformer.layers.parameters import (
     FLOAT32,
     AnnotatedParameter,
@@ -77,6 +78,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         logits_at: Integer[Array, "*batch Q"] | None = None,
         targets: Integer[Array, "*batch Q"] | None = None,
+        hidden: Float[Array, "*batch T D"] | None = None,
         contiguous_positions: bool | None = None,
         cache_is_empty: bool = False,
         deterministic: bool = True,
@@ -100,6 +102,8 @@ class Transformer(nn.Module):
             targets: Target token ids. With them the result is `F.LogitStatistics`, from which
                 losses follow without all logits in memory (see `F.linear_logit_statistics`). Not
                 with a cache.
+            hidden: Last hidden vectors of the model at the tokens before these. Then the logits are
+                of its `multi_token_prediction`, and a cache is that of `config.multi_token_model`.
             contiguous_positions: Whether positions increase by one within each segment, which fused
                 attention kernels need; by default, whether `positions` is None.
             cache_is_empty: Whether the cache is empty and padding follows the tokens of each row.
@@ -113,21 +117,23 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: The parameters do not match the model; a source is missing or not expected;
-                positions or targets are passed with a cache; more tokens than the cache has slots,
+                positions or targets are passed with a cache; `hidden` to a model without
+                `multi_token_prediction`; more tokens than the cache has slots,
                 not counting padding. Outside jit also: a token id outside the vocabulary, a
                 position outside a learned table, a full cache, or a nonempty cache with
                 `cache_is_empty`.
         """
         runtime = self.make_runtime(deterministic=deterministic, cache_is_empty=cache_is_empty)
-        cfg = self.config
+        cfg, is_ahead = self.config, hidden is not None
         check_targets(cfg)
-        self.check_inputs(source, cache, targets)
+        self.check_inputs(source, cache, targets, is_ahead)
+        cfg = cfg.multi_token_model if is_ahead else cfg
         embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
         token_table = embedder.tokens()
         if cache is None:
             token_positions = self.token_positions(tokens, positions, segments)
         else:
-            token_positions = self.next_token_positions(tokens, positions, segments, cache, runtime)
+            token_positions = next_token_positions(cfg, positions, tokens, segments, cache, runtime)
         encoder_output, cross_inputs = None, AttentionInputs()
         if cfg.topology.is_encoder_decoder:
             if source is not None:
@@ -138,15 +144,27 @@ class Transformer(nn.Module):
             cross_inputs = cross_attention_inputs(
                 token_positions, source_segments, cache, runtime, num_axes=tokens.ndim + 2
             )
-        causal = cfg.topology.has_decoder
-        name: c.Stack = "decoder" if causal else "encoder"
-        stack = Stack(cfg, name, causal=causal, runtime=runtime, name=name)
-        x = self.embed(embedder, token_table, tokens, token_positions)
+        x = embedded = self.embed(embedder, token_table, tokens, token_positions)
         if contiguous_positions is None:
             contiguous_positions = positions is None
-        layer_embeddings = self.embed_layers(x, tokens, runtime)
-        inputs = x, token_positions, encoder_output, cross_inputs, cache, layer_embeddings
-        x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
+        if hidden is None:
+            causal = cfg.topology.has_decoder
+            name: c.Stack = "decoder" if causal else "encoder"
+            stack = Stack(cfg, name, causal=causal, runtime=runtime, name=name)
+            layer_embeddings = self.embed_layers(x, tokens, runtime)
+            inputs = x, token_positions, encoder_output, cross_inputs, cache, layer_embeddings
+            x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
+        if is_ahead or (cfg.multi_token_prediction and self.is_initializing()):
+            predict = MultiTokenPredictor(
+                self.config.multi_token_model, runtime, name="multi_token_prediction"
+            )
+            last = x if hidden is None else hidden
+            ahead = predict(
+                embedded, last, token_positions, cache, contiguous_positions=contiguous_positions
+            )
+            x, new_cache = ahead if is_ahead else (x, new_cache)
+        if not self.is_initializing():
+            self.sow("hidden", "last", x)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
@@ -210,8 +228,12 @@ class Transformer(nn.Module):
             return None
         return LayerEmbedder(self.config, option, runtime, name="layer_embedding")(x, tokens)
 
-    def check_inputs(self, source: Any, cache: Cache | None, targets: Any) -> None:
+    def check_inputs(
+        self, source: Any, cache: Cache | None, targets: Any, is_ahead: bool = False
+    ) -> None:
         """Require a source for an EncoderDecoder alone, and refuse targets with a cache."""
+        if is_ahead and not self.config.multi_token_prediction:
+            raise ValueError("hidden needs a model with multi_token_prediction=True.")
         if cache is not None and targets is not None:
             raise ValueError("Targets need the whole sequence; pass either targets or a cache.")
         has_encoder = self.config.topology.is_encoder_decoder
@@ -246,26 +268,6 @@ class Transformer(nn.Module):
             F.check_positions(positions, self.config.max_length)
         return TokenPositions(positions, segments)
 
-    def next_token_positions(
-        self,
-        tokens: Int[Array, "*batch T"],
-        positions: Int[Array, "*any T"] | None,
-        segments: Int[Array, "*batch T"] | None,
-        cache: Cache,
-        runtime: RuntimeConfig,
-    ) -> TokenPositions:
-        """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
-        if positions is not None:
-            raise ValueError(
-                "With a cache, positions follow from it; pass either positions or a cache."
-            )
-        valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
-        positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
-        check_capacity(self.config, cache, valid, padded=segments is not None)
-        if runtime.cache_is_empty:
-            check_empty(cache)
-        return TokenPositions(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
-
     def embed(
         self,
         embedder: Embedder,
@@ -276,6 +278,27 @@ class Transformer(nn.Module):
         """Check token ids (outside jit) and embed them."""
         F.check_token_ids(tokens, embedder.vocab_size)
         return embedder(table, tokens, token_positions.positions)
+
+
+def next_token_positions(
+    config: c.TransformerConfig,
+    positions: Int[Array, "*any T"] | None,
+    tokens: Int[Array, "*batch T"],
+    segments: Int[Array, "*batch T"] | None,
+    cache: Cache,
+    runtime: RuntimeConfig,
+) -> TokenPositions:
+    """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
+    if positions is not None:
+        raise ValueError(
+            "With a cache, positions follow from it; pass either positions or a cache."
+        )
+    valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
+    positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
+    check_capacity(config, cache, valid, padded=segments is not None)
+    if runtime.cache_is_empty:
+        check_empty(cache)
+    return TokenPositions(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
 
 
 @memoize

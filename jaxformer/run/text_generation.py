@@ -31,7 +31,17 @@ from jaxformer.checks import Checked, Size
 from jaxformer.config import RopeScaling
 from jaxformer.costs import num_parameters
 from jaxformer.errors import naming_fields
-from jaxformer.generation import Beam, DraftModel, Greedy, Sample, Speculation, speculate, stream
+from jaxformer.generation import (
+    MTP,
+    Beam,
+    DraftModel,
+    Drafts,
+    Greedy,
+    Sample,
+    Speculation,
+    speculate,
+    stream,
+)
 from jaxformer.generation import generate as generate_tokens
 from jaxformer.generation.conversation import Conversation
 from jaxformer.generation.prompts import make_request
@@ -64,8 +74,8 @@ class Generate(Checked):
         max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier. None is
             160, or what the first prompt leaves of the context that the model knows.
         sampler: How each token is chosen. Beam search prints its text at the end.
-        draft: Folder of a small model with the same tokenizer that drafts tokens (speculative
-            decoding): as --checkpoint. The text is the model's own.
+        draft: Who drafts tokens (speculative decoding): the folder of a small model with the same
+            tokenizer, or "mtp" for the model's own multi-token prediction. The text is the same.
         draft_tokens: Tokens of a draft.
         rope_scaling: RoPE scaling for texts longer than the training texts; None is the
             checkpoint's.
@@ -91,7 +101,7 @@ class Generate(Checked):
     step: int | Literal["best"] | None = None
     max_new_tokens: Size | None = None
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
-    draft: Path | None = None
+    draft: Literal["mtp"] | Path | None = None
     draft_tokens: Size = 4
     rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -131,7 +141,7 @@ class TextGenerator(NamedTuple):
     model: LoadedModel
     run: Generate
     mesh: Mesh
-    drafts: DraftModel | None = None
+    drafts: Drafts | None = None
 
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode a prompt, or a question with the chat template, and an encoder's source.
@@ -249,8 +259,10 @@ def load_speaker(run: Generate) -> TextGenerator:
         model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
     if run.draft is None:
         return TextGenerator(model, run, mesh)
+    if run.draft == "mtp":
+        return TextGenerator(model, run, mesh, MTP(num_tokens=run.draft_tokens))
     draft = load_run(run.draft, mesh=mesh, dtype=run.dtype)
-    drafts = DraftModel(draft.config, draft.params, run.draft_tokens)
+    drafts = DraftModel(config=draft.config, params=draft.params, num_tokens=run.draft_tokens)
     return TextGenerator(model, run, mesh, drafts)
 
 

@@ -39,12 +39,15 @@ class Objective(Checked):
         label_smoothing: Fraction of the target's probability that is spread over the vocabulary.
         load_balance: Weight of the load-balancing loss, a mean over the MoE layers.
         router_z_loss: The same of the routers' softmax, averaged over the MoE layers.
+        multi_token: Weight of the loss of the token after the next, of a model with
+            `multi_token_prediction`.
     """
 
     z_loss: NotNegative = 0.0
     label_smoothing: Rate = 0.0
     load_balance: NotNegative = 0.01
     router_z_loss: NotNegative = 0.001
+    multi_token: NotNegative = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +107,8 @@ def summed_loss(
             f"{type(batch).__name__}."
         )
     rows = all_rows(batch)
-    options = dict(deterministic=False, rngs={"dropout": key}, mutable=["router"])
-    targets = jnp.asarray(rows.targets)
-    scores, router_outputs = apply_model(rows, model, params, targets=targets, **options)
-    losses = F.cross_entropy_from_statistics(
-        scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
-    )
+    options = dict(deterministic=False, rngs={"dropout": key})
+    losses, outputs = token_losses(model, objective, params, rows, **options)
     if isinstance(batch, PreferenceBatch) and isinstance(objective, DPO):
         reference = jnp.concatenate([batch.chosen_reference, batch.rejected_reference])
         log_ratio = jnp.sum(jnp.where(rows.loss_mask, -losses - reference, 0.0), axis=-1)
@@ -120,8 +119,46 @@ def summed_loss(
     else:
         loss_sum = jnp.sum(jnp.where(rows.loss_mask, losses, 0.0))
     weight = loss_weight(batch).astype(jnp.float32)
-    return loss_sum + weight * router_losses(
-        model.config, objective, params, router_outputs, rows, axis_names
+    arguments = objective, rows, axis_names
+    loss_sum += weight * router_losses(model.config, params, outputs, *arguments)
+    predicts = model.config.multi_token_prediction and objective.multi_token > 0
+    if not predicts or isinstance(objective, DPO) or isinstance(rows, PairBatch):
+        return loss_sum
+    rows, (hidden,) = rows_ahead(rows, model.mesh_axes.context), outputs["hidden"]["last"]
+    losses, outputs = token_losses(model, objective, params, rows, hidden=hidden, **options)
+    loss_sum += objective.multi_token * jnp.sum(jnp.where(rows.loss_mask, losses, 0.0))
+    name, config = "multi_token_prediction", model.config.multi_token_model
+    outputs = {"router": outputs.get("router", {}).get(name, {})}
+    return loss_sum + weight * router_losses(config, params[name], outputs, *arguments)
+
+
+def token_losses(
+    model: Transformer, objective: Objective, params: Any, rows: Any, **options: Any
+) -> tuple[Float[Array, "B T"], dict[str, Any]]:
+    """Cross-entropy of each target, and what routers and the last layer gave."""
+    targets = jnp.asarray(rows.targets)
+    options["mutable"] = ["router", "hidden"]
+    scores, outputs = apply_model(rows, model, params, targets=targets, **options)
+    smoothing = dict(z_loss=objective.z_loss, label_smoothing=objective.label_smoothing)
+    return F.cross_entropy_from_statistics(scores, **smoothing), outputs
+
+
+def rows_ahead(rows: Batch, context: str | None) -> Batch:
+    """The rows with each token's next one as the input, and the token after it as the target."""
+    if context is not None:
+        raise ValueError(
+            "multi_token_prediction reads the next token of each, which may be on another device "
+            "of the context axis; use a mesh with context=1, or Objective(multi_token=0)."
+        )
+
+    def next_of(x: Any) -> Any:
+        return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
+
+    same_document = next_of(rows.segments) == rows.segments
+    return rows._replace(
+        tokens=rows.targets,
+        targets=next_of(rows.targets),
+        loss_mask=next_of(rows.loss_mask) & same_document,
     )
 
 
@@ -134,9 +171,9 @@ def loss_weight(batch: AnyBatch) -> Int[Array, ""]:
 
 def router_losses(
     config: TransformerConfig,
-    objective: Objective,
     params: Any,
-    router_outputs: dict[str, Any],
+    outputs: dict[str, Any],
+    objective: Objective,
     batch: Batch | PairBatch,
     axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
@@ -145,7 +182,8 @@ def router_losses(
     A selection bias gets the relative load of each expert as its gradient; see `LOAD_GRADIENT`.
     """
     losses, load = [], jnp.zeros(())
-    outputs, parameters = flatten_dict(router_outputs, sep="/"), flatten_dict(params, sep="/")
+    parameters = flatten_dict(params, sep="/")
+    outputs = flatten_dict(outputs.get("router", {}), sep="/")
     invocations = [
         (path, *values)
         for path in outputs
@@ -171,7 +209,7 @@ def router_losses(
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
         if feed_forward.router.selection_bias:
-            path = path.removeprefix("router/").removesuffix("logits")
+            path = path.removesuffix("logits")
             load += _load_as_gradient(parameters[f"{path}selection_bias"], totals.expert_counts)
     if not losses:
         return load

@@ -983,6 +983,7 @@ OTHERS = [
     change(norm_placement="sandwich", post_norm=c.RMSNorm(eps=0.1), last_norm=c.LayerNorm()),
     change(residual=c.HyperConnections(num_streams=3, dynamic=False)),
     change(loop=c.Loop(passes=3, start=1, stop=2, enter="sum")),
+    change(multi_token_prediction=True),
     change(
         residual=c.ManifoldHyperConnections(
             num_streams=2, iterations=3, output="mean", eps=0.1, norm_eps=0.2

@@ -29,7 +29,7 @@ def pair(name, num_tokens=3, noise=0.1):
     params, rng = random_params(config, 0.5), np.random.default_rng(1)
     near = jax.tree.map(lambda x: x + noise * x.std() * rng.normal(size=x.shape), params)
     near = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), near)
-    return config, params, DraftModel(config, near, num_tokens)
+    return config, params, DraftModel(config=config, params=near, num_tokens=num_tokens)
 
 
 def rows(config):
@@ -91,14 +91,14 @@ def test_a_row_ends_at_its_stop_token_and_at_the_number_of_new_tokens():
 
 def test_a_model_that_drafts_for_itself_is_always_right():
     config, params, _ = pair(WINDOWED)
-    draft = DraftModel(config, params, num_tokens=3)
+    draft = DraftModel(config=config, params=params, num_tokens=3)
     result = speculate(config, params, [PROMPTS[0]], drafts=draft, max_new_tokens=14)
     assert result.num_accepted == result.num_drafted == 9
     assert result.num_passes == 4  # a token by the prompt, 3 times 4, and 1 without a draft
 
 
 def test_learned_positions_are_never_exceeded(learned, learned_params, prompts):
-    draft = DraftModel(learned, learned_params, num_tokens=4)
+    draft = DraftModel(config=learned, params=learned_params, num_tokens=4)
     result = speculate(learned, learned_params, prompts, drafts=draft, max_new_tokens=7)
     text = jaxformer.generate(learned, learned_params, prompts, max_new_tokens=7)
     np.testing.assert_array_equal(result.tokens, text)
@@ -144,7 +144,7 @@ def test_sampled_texts_are_as_frequent_as_the_model_says():
         config,
         params,
         np.full((count, 1), 2),
-        drafts=DraftModel(config, other, 2),
+        drafts=DraftModel(config=config, params=other, num_tokens=2),
         key=jax.random.key(1),
         **options,
     )
@@ -179,7 +179,7 @@ def test_what_cannot_be_drafted_is_refused():
             config, params, PROMPTS, drafts=draft, max_new_tokens=2, sampler=Beam(num_beams=2)
         )
     small = replace(config, vocab_size=20)
-    few = DraftModel(small, random_params(small))
+    few = DraftModel(config=small, params=random_params(small))
     with pytest.raises(ValueError, match=f"has 20 token ids, but {config.vocab_size} may be"):
         speculate(config, params, PROMPTS, drafts=few, max_new_tokens=2)
     np.testing.assert_array_equal(
@@ -194,8 +194,8 @@ def test_what_cannot_be_drafted_is_refused():
             scaled,
             random_params(scaled),
             PROMPTS,
-            drafts=DraftModel(scaled, random_params(scaled)),
+            drafts=DraftModel(config=scaled, params=random_params(scaled)),
             max_new_tokens=2,
         )
     with pytest.raises(ValueError, match="num_tokens"):
-        DraftModel(config, params, num_tokens=0)
+        DraftModel(config=config, params=params, num_tokens=0)
