@@ -58,6 +58,7 @@ from jaxformer.config.loop import Loop as Loop
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import Stack as Stack
 from jaxformer.config.model import TransformerConfig as TransformerConfig
+from jaxformer.config.ngram_embedding import NgramEmbedding as NgramEmbedding
 from jaxformer.config.norms import LayerNorm as LayerNorm
 from jaxformer.config.norms import Norm as Norm
 from jaxformer.config.norms import QKNorm as QKNorm

@@ -21,10 +21,10 @@ class LoRA(Checked):
         alpha: Numerator of the scale.
         targets: Names of the linear maps, as in the parameters' paths: "query", "key", "value",
             "out", "gate", "up", "down", "router" and others. "experts" are the maps of all experts,
-            "layer_embedding" the maps of `LayerEmbedding`, "layer_table" its table, "embedding" the
-            token table and "head" the LM head. "all-linear" is every linear map of attention,
-            mixers, dense feed-forwards and layer embeddings whose inputs and outputs are at least
-            as many as the rank.
+            "layer_embedding" the maps of `LayerEmbedding`, "layer_table" its table,
+            "ngram_embedding" the maps of `NgramEmbedding`, "embedding" the token table and "head"
+            the LM head. "all-linear" is every linear map of attention, mixers, dense feed-forwards,
+            layer and n-gram embeddings whose inputs and outputs are at least as many as the rank.
         rslora: Whether the scale follows rsLoRA.
         dora: Whether the columns of the adapted kernel have trained lengths (DoRA). Not for
             "experts", "embedding", "positions" and "head".

@@ -12,8 +12,10 @@ from jaxformer.checks import Checked, require
 from jaxformer.config.attention.grouped_heads import GroupedHeads
 from jaxformer.config.attention.hybrid_heads import HeadKind, HybridHeads
 from jaxformer.config.attention.latent import Latent
+from jaxformer.config.attention.layer_sizes import CacheShape
 from jaxformer.config.attention.no_attention import NoAttention
 from jaxformer.config.feed_forward import FeedForward
+from jaxformer.config.ngram_embedding import NgramEmbedding
 from jaxformer.config.positions import (
     Positions,
     Rope,
@@ -39,11 +41,13 @@ class Layer(Checked):
         attention: Attention kind, with one position option and one window if it has these.
         feed_forward: Feed-forward network.
         norm_placement: Position of the norms, as in `TransformerConfig`.
+        ngram_embedding: Embeddings of hashed n-grams; None has none.
     """
 
     attention: AttentionKind
     feed_forward: FeedForward
     norm_placement: LayerNormPlacement = "pre"
+    ngram_embedding: NgramEmbedding | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -61,7 +65,8 @@ class Layer(Checked):
     @cached_property
     def _hash(self) -> int:
         """The hash, computed once: programs ask for all layers of a model at each call."""
-        return hash((self.attention, self.feed_forward, self.norm_placement))
+        options = self.attention, self.feed_forward, self.norm_placement, self.ngram_embedding
+        return hash(options)
 
     @property
     def positions(self) -> Positions | None:
@@ -72,6 +77,13 @@ class Layer(Checked):
     def window(self) -> Window:
         """The attention window."""
         return self.attention.main.windows[0]
+
+    def empty_cache(self, shape: CacheShape, stream_width: int) -> Any:
+        """Return the layer's empty cache: of attention, or of attention and n-grams."""
+        cache = self.attention.empty_layer_cache(shape)
+        if self.ngram_embedding is None:
+            return cache
+        return cache, self.ngram_embedding.empty_cache(stream_width, shape)
 
     @property
     def rope(self) -> Rope | None:
@@ -111,6 +123,7 @@ def cycle_layers(
     attention: Attention,
     feed_forward: FeedForward | tuple[FeedForward, ...],
     norm_placement: LayerNormPlacement | tuple[LayerNormPlacement, ...],
+    ngram_embedding: NgramEmbedding | None | tuple[NgramEmbedding | None, ...] = None,
 ) -> tuple[Layer, ...]:
     """Return the layers of a stack whose options are cycles over the layers.
 
@@ -119,19 +132,23 @@ def cycle_layers(
         attention: Attention kinds; their positions and windows are cycles over all layers too.
         feed_forward: Feed-forward networks.
         norm_placement: Positions of the norms.
+        ngram_embedding: Embeddings of hashed n-grams.
 
     Returns:
         The layers; equal layers are one object.
     """
     kinds = tuple(map(_kinds_by_layer, as_cycle(attention)))
-    networks, placements = as_cycle(feed_forward), as_cycle(norm_placement)
+    others = networks, placements, ngrams = tuple(
+        map(as_cycle, (feed_forward, norm_placement, ngram_embedding))
+    )
     layers, equal = list[Layer](), dict[Layer, Layer]()
-    for i in range(min(num_layers, math.lcm(*map(len, (kinds, networks, placements, *kinds))))):
+    for i in range(min(num_layers, math.lcm(*map(len, (kinds, *others, *kinds))))):
         cycle = kinds[i % len(kinds)]
         layer = Layer(
             attention=cycle[i % len(cycle)],
             feed_forward=networks[i % len(networks)],
             norm_placement=placements[i % len(placements)],
+            ngram_embedding=ngrams[i % len(ngrams)],
         )
         layers.append(equal.setdefault(layer, layer))
     return tuple(layers[i % len(layers)] for i in range(num_layers))
@@ -163,8 +180,9 @@ def cycles_of(layers: tuple[Layer, ...]) -> dict[str, Any]:
         layers: The layers of a stack.
 
     Returns:
-        The fields `attention`, `feed_forward` and `norm_placement` of a `TransformerConfig`. Kinds
-        that differ in positions and windows alone are one kind with cycles of these.
+        The fields `attention`, `feed_forward`, `norm_placement` and `ngram_embedding` of a
+        `TransformerConfig`. Kinds that differ in positions and windows alone are one kind with
+        cycles of these.
     """
     kinds: list[Any] = [layer.attention for layer in layers]
     cycles = {"attention": kinds}
@@ -174,8 +192,8 @@ def cycles_of(layers: tuple[Layer, ...]) -> dict[str, Any]:
             positions, windows = zip(*((x.positions[0], x.windows[0]) for x in kinds), strict=True)
             one = {"positions": minimal_cycle(positions), "windows": minimal_cycle(windows)}
             cycles["attention"] = [replace(kinds[0], **one)]
-    cycles["feed_forward"] = [layer.feed_forward for layer in layers]
-    cycles["norm_placement"] = [layer.norm_placement for layer in layers]
+    for name in ("feed_forward", "norm_placement", "ngram_embedding"):
+        cycles[name] = [getattr(layer, name) for layer in layers]
     shortest = {name: minimal_cycle(cycle) for name, cycle in cycles.items()}
     return {
         name: cycle[0] if len(cycle) == 1 and name != "feed_forward" else cycle

@@ -28,6 +28,7 @@ from jaxformer.config.layer import (
 from jaxformer.config.layer_embedding import LayerEmbedding
 from jaxformer.config.loop import Loop
 from jaxformer.config.model_checks import check_model
+from jaxformer.config.ngram_embedding import NgramEmbedding
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope
 from jaxformer.config.residual.protocol import Residual
@@ -62,9 +63,9 @@ Stack = Literal["decoder", "encoder"]
 class TransformerConfig(Checked):
     """Configuration of a whole model: its layers, and what is around them.
 
-    `layers` has the options of every layer. `attention`, `feed_forward` and `norm_placement` are
-    cycles over the layers, which say them; a cycle may be as long as the model. Configurations with
-    the same layers are equal, however their cycles are written.
+    `layers` has the options of every layer. `attention`, `feed_forward`, `norm_placement` and
+    `ngram_embedding` are cycles over the layers, which say them; a cycle may be as long as the
+    model. Configurations with the same layers are equal, however their cycles are written.
 
     Attributes:
         vocab_size: Number of token ids.
@@ -94,6 +95,8 @@ class TransformerConfig(Checked):
         multi_token_prediction: Whether a module with a layer as the last one predicts the token
             after the next (MTP), see `layers.MultiTokenPredictor`: a loss in training, and drafts
             (`generation.MTP`).
+        ngram_embedding: Embeddings of hashed n-grams (Engram); a tuple is cycled over the layers,
+            and None has none.
         head: LM head.
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
@@ -139,6 +142,9 @@ class TransformerConfig(Checked):
     embedding: Embedding = Embedding()
     layer_embedding: LayerEmbedding | None = None
     multi_token_prediction: bool = False
+    ngram_embedding: NgramEmbedding | None | Cycle[NgramEmbedding | None] = field(
+        default=None, compare=False
+    )
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
@@ -170,7 +176,7 @@ class TransformerConfig(Checked):
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of the stack, or of the decoder if there is an encoder too, in order."""
-        cycles = self.attention, self.feed_forward, self.norm_placement
+        cycles = self.attention, self.feed_forward, self.norm_placement, self.ngram_embedding
         return cycle_layers(self.num_layers, *cycles)
 
     @cached_property
@@ -181,7 +187,7 @@ class TransformerConfig(Checked):
             return () if topology.has_decoder else self.layers
         attention = self.attention if topology.attention is None else topology.attention
         feed_forward = topology.feed_forward or self.feed_forward
-        cycles = attention, feed_forward, self.norm_placement
+        cycles = attention, feed_forward, self.norm_placement, self.ngram_embedding
         return cycle_layers(topology.num_encoder_layers, *cycles)
 
     @property
@@ -221,7 +227,9 @@ class TransformerConfig(Checked):
     def multi_token_model(self) -> TransformerConfig:
         """The module of `multi_token_prediction` as a model of one layer, like the last."""
         changes: Any = cycles_of(self.layers[-1:]) | dict(residual=None, loop=None)
-        changes |= dict(layer_embedding=None, multi_token_prediction=False)
+        changes |= dict(
+            layer_embedding=None, ngram_embedding=None, multi_token_prediction=False
+        )
         return replace(self, num_layers=1, **changes)
 
     @property
@@ -231,6 +239,18 @@ class TransformerConfig(Checked):
             return 1.0
         loop, layers = self.loop, self.layers
         return math.sqrt(2 * len(layers if loop is None else loop.invocations(layers)))
+
+    @property
+    def ngram_size(self) -> int:
+        """Tokens of the longest hashed n-gram of a layer; 0 without any."""
+        options = (layer.ngram_embedding for layer in self.layers)
+        return max((option.size for option in options if option is not None), default=0)
+
+    @property
+    def stream_width(self) -> int:
+        """Numbers of a token that the layers hand on: of all streams of the residual option."""
+        width, option = self.model_dim, self.residual
+        return width if option is None else option.state_width(width)
 
     @property
     def max_length(self) -> int | None:

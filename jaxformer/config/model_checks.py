@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from jaxformer.checks import require
 from jaxformer.config.attention.checks import check_shared_bias
 from jaxformer.config.attention.multi_head import MultiHead
@@ -30,6 +32,7 @@ def check_model(config: Any) -> None:
     check_loop(config)
     check_multi_token_prediction(config)
     check_kv_sources(config)
+    check_ngrams(config)
     check_masked_ids(config)
 
 
@@ -253,6 +256,37 @@ def check_value_residual(config: Any) -> None:
             "MultiHead.value_residual needs projections to values, and a layer 0 of MultiHead "
             f"without it whose num_kv_heads and value_dim are the same; got {widths} and {source}.",
         )
+
+
+def check_ngrams(config: Any) -> None:
+    """Check that n-grams are of a decoder's tokens, fit into 63 bits, and have streams to join."""
+    options = {layer.ngram_embedding for layer in config.layers} - {None}
+    for option in options:
+        require(
+            isinstance(config.topology, Decoder),
+            f"ngram_embedding needs a Decoder; got {type(config.topology).__name__}.",
+        )
+        require(
+            option.start_token < config.vocab_size,
+            f"NgramEmbedding.start_token must be below vocab_size, {config.vocab_size}; got "
+            f"{option.start_token}.",
+        )
+        require(
+            max(option.multipliers) * (config.vocab_size - 1) < 2**63,
+            "NgramEmbedding.multipliers times an id must be below 2**63, so with vocab_size "
+            f"{config.vocab_size} at most {2**63 // config.vocab_size}; got "
+            f"{max(option.multipliers)}.",
+        )
+    residual = config.residual
+    if not options or residual is None:
+        return
+    shapes = jax.tree.leaves(residual.state_shapes(config.model_dim))
+    is_streams = len(shapes) == 1 and shapes[0].shape[-1] == config.model_dim
+    require(
+        is_streams and not isinstance(residual, History),
+        f"ngram_embedding is added to one stream or to each of several; {type(residual).__name__} "
+        "hands on something else.",
+    )
 
 
 def check_masked_ids(config: Any) -> None:

@@ -14,10 +14,11 @@ from jaxformer.config.initialisation import Initialiser
 
 # Names of logical axes; shardings, optimizer groups and memory estimates are derived from them.
 # "blocks" stacks the blocks of a block-diagonal matrix; "choices" is the axis of a bias that only
-# chooses experts and has an update of its own; "rank" is the narrow axis of an adapter's matrices.
+# chooses experts and has an update of its own; "rank" is the narrow axis of an adapter's matrices;
+# "buckets" are rows of a table that is never gathered: each device looks up what all devices ask.
 LOGICAL_AXES = (
     *("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features"),
-    *("blocks", "choices", "rank"),
+    *("blocks", "choices", "rank", "buckets"),
 )
 
 

@@ -29,9 +29,11 @@ def layer_flops(layer: c.Layer, model_dim: int, length: int) -> int:
 
 
 def layer_cache_bytes(
-    layer: c.Layer, model_dim: int, num_tokens: int, bytes_per_number: int
+    layer: c.Layer, model_dim: int, num_tokens: int, bytes_per_number: int, *, stream_width: int = 0
 ) -> int:
     """Cache bytes of one layer for `num_tokens` tokens; a recurrent state stays float32.
+
+    The convolution of hashed n-grams has `stream_width` channels, those of all streams.
 
     Raises:
         ValueError: `bytes_per_number` is not 1, 2 or 4.
@@ -39,5 +41,5 @@ def layer_cache_bytes(
     if isinstance(bytes_per_number, bool) or bytes_per_number not in CACHE_DTYPES:
         raise ValueError(f"bytes_per_number must be 1, 2 or 4; got {bytes_per_number!r}.")
     shape = CacheShape((), num_tokens, CACHE_DTYPES[bytes_per_number], model_dim)
-    cache = jax.eval_shape(lambda: layer.attention.empty_layer_cache(shape))
+    cache = jax.eval_shape(lambda: layer.empty_cache(shape, stream_width))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))

@@ -39,13 +39,13 @@ def num_parameters(config: c.TransformerConfig) -> int:
 
 
 def num_active_parameters(config: c.TransformerConfig) -> int:
-    """Number of parameters used per token: of the experts, only the top_k.
+    """Number of parameters used per token: of experts the top_k, of n-grams one row of each head.
 
     Args:
         config: The model.
 
     Returns:
-        The exact count; `num_parameters` without experts.
+        The exact count; `num_parameters` without experts and hashed n-grams.
     """
     unused = 0
     for layer in chain(*config.stacks.values()):
@@ -54,6 +54,8 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
             width = feed_forward.expert_model_dim(config.model_dim)
             expert_size = feed_forward.expert.num_parameters(width)
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
+        if layer.ngram_embedding is not None:
+            unused += layer.ngram_embedding.num_unread
     return num_parameters(config) - unused
 
 
@@ -89,6 +91,8 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         total += layer_flops(layer, d, source_length if reads_source else length)
         if config.layer_embedding is not None:
             total += config.layer_embedding.flops(d, length)
+        if layer.ngram_embedding is not None:
+            total += layer.ngram_embedding.flops(config.stream_width, d, length)
         total += residual_flops(config, layer, source_length if reads_source else length)
         if has_source and not reads_source:  # cross-attention
             total += layer.attention.attention_flops(d, length, source_length, source_length)
@@ -182,7 +186,8 @@ def cache_bytes(
     with numbers = 2 * kv_heads * head_dim for `MultiHead`, half as many for `SharedKV` (unless RoPE
     rotates only one of key and value), and latent_dim + rope_dim for `Latent`. `Decay` has a
     float32 state of the size of one token's values instead, `LinearAttention` one of heads *
-    key_dim * value_dim, and the inputs of its convolutions.
+    key_dim * value_dim, and the inputs of its convolutions. Hashed n-grams keep the inputs of their
+    convolution, and the last ids.
 
     Args:
         config: The model.
@@ -207,10 +212,11 @@ def cache_bytes(
     """
     require_count("length", length, least=0)
     require_count("batch", batch, least=0)
-    total = 0
+    total = 4 * max(config.ngram_size - 1, 0)  # ids
+    width = config.stream_width if config.ngram_size else 0
     for layer in config.invocations.get("decoder", config.layers):
-        num_tokens = visible_keys(layer.window, length)
-        total += layer_cache_bytes(layer, config.model_dim, num_tokens, bytes_per_number)
+        sizes = config.model_dim, visible_keys(layer.window, length), bytes_per_number
+        total += layer_cache_bytes(layer, *sizes, stream_width=width)
     if config.topology.is_encoder_decoder:
         attention: Any = config.layers[0].attention
         cross = replace(config.layers[0], attention=replace(attention, positions=(None,)))
@@ -286,6 +292,9 @@ def activation_bytes(
         if (embedding := config.layer_embedding) is not None:
             saved += stack_tokens * embedding.activation_width(d, remat)
             layer_total += embedding.activation_width(d, "none")
+        if (ngrams := layer.ngram_embedding) is not None:
+            saved += stack_tokens * ngrams.activation_width(config.stream_width, d, remat)
+            layer_total += ngrams.activation_width(config.stream_width, d, "none")
         peak_layer = max(peak_layer, stack_tokens * layer_total)
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
     return round((saved + peak_layer) * bytes_per_number) + logits

@@ -141,6 +141,9 @@ from jaxformer.functional.moe import route as route
 from jaxformer.functional.moe import router_totals as router_totals
 from jaxformer.functional.moe import router_z_loss as router_z_loss
 from jaxformer.functional.moe import sparse_mixer as sparse_mixer
+from jaxformer.functional.ngrams import gate_ngrams as gate_ngrams
+from jaxformer.functional.ngrams import ngram_ids as ngram_ids
+from jaxformer.functional.ngrams import recent_tokens as recent_tokens
 from jaxformer.functional.norms import BatchStatistics as BatchStatistics
 from jaxformer.functional.norms import batch_norm as batch_norm
 from jaxformer.functional.norms import batch_norm_inference as batch_norm_inference

@@ -29,6 +29,7 @@ def causal_convolution(
     kernel: Float[Array, "K C"],
     bias: Float[Array, " C"] | None = None,
     *,
+    dilation: int = 1,
     initial_state: Float[Array, "*batch taps C"] | None = None,
     segments: Integer[Array, "*#batch T"] | None = None,
     valid: Bool[Array, "*#batch T"] | None = None,
@@ -36,7 +37,7 @@ def causal_convolution(
 ) -> CausalConvolution:
     """Depthwise causal convolution of K taps over time.
 
-        output[t, c] = bias[c] + sum over j < K of kernel[j, c] * x[t - (K - 1) + j, c]
+        output[t, c] = bias[c] + sum over j < K of kernel[j, c] * x[t - (K - 1 - j) * dilation, c]
 
     The last tap is the present token's. To process a sequence in several calls, pass the state of
     one call to the next.
@@ -45,7 +46,9 @@ def causal_convolution(
         x: Channels of each token.
         kernel: Taps of each channel, oldest first.
         bias: Added to the output.
-        initial_state: The K - 1 inputs before the first token, in the same document; None is zeros.
+        dilation: Tokens from one tap to the next.
+        initial_state: The (K - 1) * dilation inputs before the first token, in the same document;
+            None is zeros.
         segments: Document number of each token; a run of equal numbers is a document, and inputs
             before its first token are zeros.
         valid: False for padding, which is skipped: its outputs mean nothing, and the next token
@@ -58,7 +61,7 @@ def causal_convolution(
         that after the whole sequence.
 
     Raises:
-        ValueError: If `initial_state` does not have K - 1 tokens.
+        ValueError: If `initial_state` does not have (K - 1) * dilation tokens.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,21 +76,24 @@ def causal_convolution(
         Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, 2023.
         arXiv:2312.00752, section 3.4
     """
-    (K, _), (*batch, T, C) = kernel.shape, x.shape
-    shape = *batch, K - 1, C
+    *batch, T, C = x.shape
+    span = (len(kernel) - 1) * dilation
+    shape = *batch, span, C
     state = jnp.zeros(shape, x.dtype) if initial_state is None else initial_state
     if state.shape != shape:
-        raise ValueError(f"initial_state must have K - 1 tokens, {shape}; got {state.shape}.")
+        raise ValueError(
+            f"initial_state must have (K - 1) * dilation tokens, {shape}; got {state.shape}."
+        )
     state = state.astype(x.dtype)
     if axis_name is None:
-        return _convolve(x, kernel, bias, state, segments, valid)
+        return _convolve(x, kernel, bias, dilation, state, segments, valid)
     masks, documents = split_masks(segments, valid, (*batch, T))
     parts = split_parts(x, -2)
-    widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], K - 1), x.dtype)], axis=-1)
-    start, no_taps = zeros_and_identity(state), jnp.zeros((K, C + K - 1))
-    ends = _convolve(widened, no_taps, None, start, **masks).state
+    widened = jnp.concatenate([parts, jnp.zeros((*parts.shape[:-1], span), x.dtype)], axis=-1)
+    start, no_taps = zeros_and_identity(state), jnp.zeros((len(kernel), C + span))
+    ends = _convolve(widened, no_taps, None, dilation, start, **masks).state
     before, after = states_between_parts(apply_affine, ends, documents, state, axis_name)
-    output = _convolve(parts, kernel, bias, before, **masks).output
+    output = _convolve(parts, kernel, bias, dilation, before, **masks).output
     return CausalConvolution(join_parts(output, -2), after)
 
 
@@ -95,12 +101,14 @@ def _convolve(
     x: Array,
     kernel: Array,
     bias: Array | None,
+    dilation: int,
     initial_state: Array,
     segments: Array | None = None,
     valid: Array | None = None,
 ) -> CausalConvolution:
     """`causal_convolution` of one device."""
-    (K, _), (*batch, T, C) = kernel.shape, x.shape
+    *batch, T, C = x.shape
+    span = (len(kernel) - 1) * dilation
     order, count = None, None
     if valid is not None:  # valid tokens first, in order
         valid = jnp.broadcast_to(valid, (*batch, T))
@@ -113,25 +121,26 @@ def _convolve(
         segments = segments if order is None else jnp.take_along_axis(segments, order, axis=-1)
         begins = segments[..., 1:] != segments[..., :-1]
         document = jnp.cumsum(jnp.pad(begins, [(0, 0)] * len(batch) + [(1, 0)]), axis=-1)
-        document = jnp.pad(document, [(0, 0)] * len(batch) + [(K - 1, 0)])
+        document = jnp.pad(document, [(0, 0)] * len(batch) + [(span, 0)])
     output = jnp.zeros((*batch, T, C), jnp.float32)
-    for j in range(K):
-        term = inputs[..., j : j + T, :].astype(jnp.float32) * _broadcast(kernel[j], output)
+    for j in range(len(kernel)):
+        place = slice(j * dilation, j * dilation + T)
+        term = inputs[..., place, :].astype(jnp.float32) * _broadcast(kernel[j], output)
         if document is not None:
-            same = document[..., j : j + T] == document[..., K - 1 :]
+            same = document[..., place] == document[..., span:]
             term = jnp.where(same[..., None], term, 0.0)
         output = output + term
     if bias is not None:
         output = output + _broadcast(bias, output)
     if document is not None:  # inputs of the last document alone
         end = T if count is None else count[..., None]
-        index = jnp.full((*batch, 1), end + K - 2)
+        index = jnp.full((*batch, 1), end + span - 1)
         same = document == jnp.take_along_axis(document, index, axis=-1)
         inputs = jnp.where(same[..., None], inputs, 0)
     if order is None or count is None:
         return CausalConvolution(output.astype(x.dtype), inputs[..., T:, :])
     output = jnp.take_along_axis(output, jnp.argsort(order, axis=-1)[..., None], axis=-2)
-    last = count[..., None] + jnp.arange(K - 1).reshape(*(1,) * len(batch), -1)
+    last = count[..., None] + jnp.arange(span).reshape(*(1,) * len(batch), -1)
     state = jnp.take_along_axis(inputs, last[..., None], axis=-2)
     return CausalConvolution(output.astype(x.dtype), state)
 

@@ -24,7 +24,11 @@ def _gather_rows(
 
 @typechecked
 def embed(
-    table: Float[Array, "V D"], tokens: Integer[Array, "*batch"], *, axis_name: str | None = None
+    table: Float[Array, "V D"],
+    tokens: Integer[Array, "*batch"],
+    *,
+    axis_name: str | None = None,
+    own_tokens: bool = False,
 ) -> Float[Array, "*batch D"]:
     """Look up the embedding of each token.
 
@@ -34,6 +38,8 @@ def embed(
         table: One row per token of the vocabulary.
         tokens: Ids in [0, V). Check input from outside the program with `check_token_ids`.
         axis_name: Mesh axis over which the rows are sharded; the results are summed over it.
+        own_tokens: Whether each device along it has tokens of its own. Then the ids are gathered
+            and the sums are scattered; the table stays where it is.
 
     Returns:
         One row per token; a row of NaN for an id out of range.
@@ -45,11 +51,13 @@ def embed(
     if axis_name is None:
         return _gather_rows(table, tokens)
     rows_per_device, devices = table.shape[0], jax.lax.axis_size(axis_name)
-    local_ids = tokens - rows_per_device * jax.lax.axis_index(axis_name)
+    asked = jax.lax.all_gather(tokens, axis_name) if own_tokens else tokens
+    local_ids = asked - rows_per_device * jax.lax.axis_index(axis_name)
     is_local = ((local_ids >= 0) & (local_ids < rows_per_device))[..., None]
     rows = jnp.where(is_local, _gather_rows(table, local_ids), 0)
     in_vocabulary = ((tokens >= 0) & (tokens < rows_per_device * devices))[..., None]
-    return jnp.where(in_vocabulary, jax.lax.psum(rows, axis_name), jnp.nan)
+    reduce = jax.lax.psum_scatter if own_tokens else jax.lax.psum
+    return jnp.where(in_vocabulary, reduce(rows, axis_name), jnp.nan)
 
 
 def check_token_ids(

@@ -218,4 +218,5 @@ def keep_tokens(
 
 def keeps_positions(config: TransformerConfig) -> bool:
     """Whether all caches hold a slot for each token, so that the last tokens can be taken back."""
-    return all(part.has_scores for layer in config.layers for part in layer.attention.parts)
+    parts = (part for layer in config.layers for part in layer.attention.parts)
+    return not config.ngram_size and all(part.has_scores for part in parts)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import functional as F
 from jaxformer import layers
 from jaxformer.config import TransformerConfig
+from jaxformer.functional.ngrams import NO_TOKEN
 from jaxformer.generation.prompts import pad_right
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
 from jaxformer.layers.cache import EMPTY_SLOT_POSITION, arrange_cache, check_capacity
@@ -258,4 +259,5 @@ def _clear(cache: Cache) -> Cache:
         **groups,
         positions=jax.tree.map(lambda x: jnp.full_like(x, EMPTY_SLOT_POSITION), cache.positions),
         length=jnp.zeros_like(cache.length),
+        recent_tokens=jax.tree.map(lambda x: jnp.full_like(x, NO_TOKEN), cache.recent_tokens),
     )

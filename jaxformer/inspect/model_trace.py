@@ -28,8 +28,9 @@ class ResidualTrace(NamedTuple):
         stream: The stream after each layer.
         branches: Output of each branch, which is added to the stream, by name: "attention",
             "cross_attention", "feed_forward", or "parallel_branches" for the sum of parallel
-            branches with one norm after it; "layer_embedding" if each layer has embeddings.
-            With `norm_placement` "post" a norm follows each sum.
+            branches with one norm after it; "layer_embedding" if each layer has embeddings, and
+            "ngram_embedding", of each stream, if layers look up n-grams. With `norm_placement`
+            "post" a norm follows each sum.
         final_normed: The stream after the final norm, the input of the head; None without it.
         passes: The stream after each pass through a loop; None without one. The streams and
             branches of its layers are those of the last pass.

@@ -17,7 +17,10 @@ STACK_VALUES: dict[str, tuple[str, ...]] = {
     "embeddings": ("stack_input",),
     "final_normed": ("stack_output",),
 }
-BRANCHES = ("attention", "cross_attention", "feed_forward", "parallel_branches", "layer_embedding")
+BRANCHES = (
+    *("attention", "cross_attention", "feed_forward", "parallel_branches"),
+    *("layer_embedding", "ngram_embedding"),
+)
 LAYER_VALUES: dict[str, tuple[str, ...]] = {
     "stream": ("residual_stream",),
     **{name: (f"from_{name}",) for name in BRANCHES},

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import ConvolutionCache
 from jaxformer.layers.attention.core import AttentionModule
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs, MixingInputs
@@ -22,6 +23,7 @@ from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.cache import NO_STATE, KVCache, LayerState, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.layer_embedding import LayerEmbeddingBranch
+from jaxformer.layers.ngram_embedding import NgramBranch
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.residual import Join, ResidualParameters, read, sow_stream
@@ -72,6 +74,9 @@ class Block(nn.Module):
         Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
+        has_ngrams = layer.ngram_embedding is not None
+        if has_ngrams:
+            stream, state, ngram_cache = self.add_ngrams(stream, inputs.ngrams, state)
         around_layer = cfg.residual is not None and cfg.residual.of_branch("layer") is not None
         x, join = self.read(stream, "layer", state) if around_layer else (stream, None)
         reduces_together = reduces_branches_together(cfg, layer)
@@ -103,6 +108,8 @@ class Block(nn.Module):
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features")
             x = (x.astype(jnp.float32) * scalar[0]).astype(x.dtype)
         stream = sow_stream(self, x if join is None else join(x), state.stack_input)
+        if has_ngrams and new.cache is not None:
+            new = new._replace(cache=(new.cache, ngram_cache))
         return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
     def add_layer_embedding(
@@ -112,6 +119,20 @@ class Block(nn.Module):
         y = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")(x, embedding)
         y = apply_dropout(self, y, self.config.dropout.residual)
         return x + sow_and_perturb(self, "from_layer_embedding", y)
+
+    def add_ngrams(
+        self, stream: Stream, inputs: Any, state: LayerState
+    ) -> tuple[Stream, LayerState, ConvolutionCache | None]:
+        """Add the branch of `config.NgramEmbedding` to each stream.
+
+        Returns also the state with the cache of attention alone, and the new cache of the branch.
+        """
+        branch = NgramBranch(self.config, self.layer_config, self.runtime, name="ngram_embedding")
+        attention_cache, cache = (None, None) if state.cache is None else state.cache
+        y, cache = branch(stream, inputs, cache, state.cache_update)
+        y = apply_dropout(self, y, self.config.dropout.residual)
+        stream = stream + sow_and_perturb(self, "from_ngram_embedding", y)
+        return stream, state._replace(cache=attention_cache), cache
 
     @nn.nowrap
     def make_attention(self, *, keep_partial_sums: bool) -> AttentionModule:

@@ -14,6 +14,7 @@ from jaxformer import functional as F
 from jaxformer.checks import require, require_count
 from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
 from jaxformer.config.positions import window_size
+from jaxformer.functional.ngrams import NO_TOKEN
 from jaxformer.layers.layouts import Layout, segments_of
 
 # The position of an empty slot is after every query, so never seen.
@@ -51,6 +52,7 @@ class Cache(NamedTuple):
     capacity: Int[Array, ""]
     min_rope_length: Int[Array, "*batch"]  # RoPE scalings use at least this length
     source_segments: Int[Array, "*batch S"] | None = None
+    recent_tokens: Int[Array, "*batch before"] | None = None  # of hashed n-grams, the last ids
 
     @property
     def layout(self) -> Layout:
@@ -121,13 +123,14 @@ def empty_cache(
             f"{capacity}."
         )
     segments = config.segments("decoder", by_invocation=True)
-    layers = config.invocations["decoder"]
+    layers, ngram_size = config.invocations["decoder"], config.ngram_size
+    stream_width = config.stream_width if ngram_size else 0
 
     def layer(index: int, *stacked: int) -> LayerCache:
         options = layers[index]
         slots = num_slots(options.window, capacity, lookahead)
         shape = CacheShape((*stacked, *batch), slots, dtype, config.model_dim, tensor_parallel_size)
-        return LayerCache(options.attention.empty_layer_cache(shape))
+        return LayerCache(options.empty_cache(shape, stream_width))
 
     groups = segments.groups()
     return Cache(
@@ -141,6 +144,7 @@ def empty_cache(
         length=jnp.zeros(batch, jnp.int32),
         capacity=jnp.int32(capacity),
         min_rope_length=jnp.zeros(batch, jnp.int32),
+        recent_tokens=jnp.full((*batch, ngram_size - 1), NO_TOKEN) if ngram_size else None,
     )
 
 
@@ -251,7 +255,7 @@ class LayerState(NamedTuple):
     """What a layer keeps, and what layers hand on to the next ones.
 
     Attributes:
-        cache: Cache of self-attention, if there is one.
+        cache: Cache of self-attention, if there is one; with hashed n-grams a pair, with theirs.
         cache_update: How the cache takes the new tokens.
         cross_attention: Keys and values of the encoder's output, if they are cached.
         kv: Keys and values that later layers with `cross_layer_kv` read, by the window of these

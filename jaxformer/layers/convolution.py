@@ -17,7 +17,8 @@ from jaxformer.layers.runtime import RuntimeConfig
 class Convolution(nn.Module):
     """`F.causal_convolution` of [*batch, T, N, H]; heads are sharded over `tensor`.
 
-    If `heads_axis` is "kv_heads", x has the heads that `local_kv_heads` leaves.
+    If `heads_axis` is "kv_heads", x has the heads that `local_kv_heads` leaves; if it is
+    "features", every device has all heads.
     """
 
     num_heads: int
@@ -26,6 +27,8 @@ class Convolution(nn.Module):
     runtime: RuntimeConfig
     bias: bool = False
     heads_axis: str = "heads"
+    dilation: int = 1
+    kernel_init: c.Initialiser = c.FanIn()
 
     @nn.compact
     def __call__(
@@ -37,11 +40,11 @@ class Convolution(nn.Module):
     ) -> tuple[Float[Array, "*batch T N H"], ConvolutionCache | None]:
         """Convolve over time; returns the outputs and the new cache."""
         heads = self.num_heads, self.head_dim
-        taps, runtime = c.FanIn(), self.runtime
+        runtime = self.runtime
         kernel = sharded_parameter(
             self,
             "kernel",
-            initializer(taps),
+            initializer(self.kernel_init),
             (self.width, *heads),
             f"features {self.heads_axis} features",
         )
@@ -53,13 +56,14 @@ class Convolution(nn.Module):
             kernel = local_kv_heads(kernel, self.num_heads, runtime)
             bias = None if bias is None else local_kv_heads(bias, self.num_heads, runtime)
         state = None
-        if cache is not None:  # from [*batch, N, K - 1, H]
+        if cache is not None:  # from [*batch, N, taps, H]
             state = jnp.swapaxes(get_layer(cache.inputs, cache_update), -3, -2)
             state = state.reshape(*state.shape[:-2], -1)
         result = F.causal_convolution(
             x.reshape(*x.shape[:-2], -1),
             kernel.reshape(self.width, -1),
             None if bias is None else bias.ravel(),
+            dilation=self.dilation,
             initial_state=state,
             segments=inputs.segments,
             valid=inputs.valid,

@@ -50,8 +50,9 @@ class ParameterMetadata:
         """Role of the parameter: kernel, head, embedding, vector, selection bias or adapter.
 
         A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
-        has a row for each token, position or distance. A "vector" is no matrix. A "selection_bias"
-        only chooses experts. An "adapter" is one of the two matrices of a low-rank update.
+        has a row for each token, n-gram, position or distance. A "vector" is no matrix. A
+        "selection_bias" only chooses experts. An "adapter" is one of the two matrices of a low-rank
+        update.
         """
         if "rank" in self.logical_axes:
             return "adapter"
@@ -61,7 +62,9 @@ class ParameterMetadata:
             return "vector"
         if "vocabulary" in self.logical_axes[-self.num_output_axes :]:
             return "head"
-        return "embedding" if {"vocabulary", "rows"} & set(self.logical_axes) else "kernel"
+        return (
+            "embedding" if {"vocabulary", "rows", "buckets"} & set(self.logical_axes) else "kernel"
+        )
 
     def partition_spec(self, mesh_shape: Mapping[str, int]) -> P:
         """Return the PartitionSpec of the parameter on a mesh of this shape."""

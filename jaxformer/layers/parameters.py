@@ -92,7 +92,7 @@ def logical_to_mesh_axis(
         The mesh axis. Key-value heads are replicated if there are more devices along "tensor".
     """
     match logical_axis:
-        case "model":
+        case "model" | "buckets":
             return mesh_axes.fsdp
         case "experts":
             return mesh_axes.expert

@@ -103,6 +103,8 @@ def target_name(path: tuple[str, ...]) -> str:
     name = path[-1] if path else ""  # a module outside a model has no path
     if "layer_embedding" in path:
         return "layer_table" if name == "tokens" else "layer_embedding"
+    if "ngram_embedding" in path:
+        return "ngram_embedding"
     return "embedding" if name == "tokens" else name
 
 

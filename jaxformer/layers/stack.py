@@ -20,6 +20,7 @@ from jaxformer.layers.attention.inputs import (
     AttentionInputs,
     LayerInputMaker,
     LayerInputs,
+    NgramInputs,
     ScoreBiasFunction,
     TokenPositions,
     attended_tokens,
@@ -201,6 +202,7 @@ class Stack(nn.Module):
         cross_inputs: AttentionInputs = NO_INPUTS,
         cache: Cache | None = None,
         layer_embeddings: Float[Array, "layers *batch T E"] | None = None,
+        recent_tokens: Int[Array, "*batch T n"] | None = None,
         *,
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
@@ -214,9 +216,12 @@ class Stack(nn.Module):
         tokens = attended_tokens(self.config, self.runtime, token_positions, cache)
         score_bias, options = self.make_score_bias(), (self.causal, contiguous_positions)
         make_inputs = LayerInputMaker(self.runtime, tokens, score_bias, *options, x.ndim + 1)
+        ngrams = None
+        if recent_tokens is not None:
+            ngrams = NgramInputs(recent_tokens, tokens.mixer_inputs)
         runs = list_runs(self.config.loop, segments)
         inputs = {
-            i: LayerInputs(make_inputs(layers[i]), cross_inputs, encoder_output)
+            i: LayerInputs(make_inputs(layers[i]), cross_inputs, encoder_output, ngrams)
             for run in runs
             for i in run.layers
         }

@@ -147,20 +147,21 @@ class Transformer(nn.Module):
         x = embedded = self.embed(embedder, token_table, tokens, token_positions)
         if contiguous_positions is None:
             contiguous_positions = positions is None
+        recent, last = self.recent_tokens(cfg, tokens, token_positions.segments, cache)
         if hidden is None:
             causal = cfg.topology.has_decoder
             name: c.Stack = "decoder" if causal else "encoder"
             stack = Stack(cfg, name, causal=causal, runtime=runtime, name=name)
-            layer_embeddings = self.embed_layers(x, tokens, runtime)
-            inputs = x, token_positions, encoder_output, cross_inputs, cache, layer_embeddings
+            embeddings = self.embed_layers(x, tokens, runtime), recent
+            inputs = x, token_positions, encoder_output, cross_inputs, cache, *embeddings
             x, new_cache = stack(*inputs, contiguous_positions=contiguous_positions)
         if is_ahead or (cfg.multi_token_prediction and self.is_initializing()):
             predict = MultiTokenPredictor(
                 self.config.multi_token_model, runtime, name="multi_token_prediction"
             )
-            last = x if hidden is None else hidden
+            before = x if hidden is None else hidden
             ahead = predict(
-                embedded, last, token_positions, cache, contiguous_positions=contiguous_positions
+                embedded, before, token_positions, cache, contiguous_positions=contiguous_positions
             )
             x, new_cache = ahead if is_ahead else (x, new_cache)
         if not self.is_initializing():
@@ -172,7 +173,7 @@ class Transformer(nn.Module):
             self.check_names()
         if isinstance(logits, F.LogitStatistics) or new_cache is None:
             return logits
-        new_cache = new_cache.lengthen(token_positions.segments)
+        new_cache = new_cache.lengthen(token_positions.segments)._replace(recent_tokens=last)
         if token_capacity(cfg, new_cache) is not None:
             over_capacity = (new_cache.length > new_cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
@@ -227,6 +228,24 @@ class Transformer(nn.Module):
         if option is None:
             return None
         return LayerEmbedder(self.config, option, runtime, name="layer_embedding")(x, tokens)
+
+    @nn.nowrap
+    def recent_tokens(
+        self,
+        config: c.TransformerConfig,
+        tokens: Int[Array, "*batch T"],
+        segments: Int[Array, "*batch T"] | None,
+        cache: Cache | None,
+    ) -> tuple[Int[Array, "*batch T n"] | None, Int[Array, "*batch before"] | None]:
+        """What `F.recent_tokens` returns for the longest hashed n-gram; None without any."""
+        size = config.ngram_size
+        if not size:
+            return None, None
+        if cache is None:
+            context = self.mesh_axes.context
+            return F.recent_tokens(tokens, size, segments=segments, axis_name=context)
+        valid = jnp.asarray(segments) != 0
+        return F.recent_tokens(tokens, size, previous=cache.recent_tokens, valid=valid)
 
     def check_inputs(
         self, source: Any, cache: Cache | None, targets: Any, is_ahead: bool = False

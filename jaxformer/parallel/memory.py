@@ -158,6 +158,8 @@ def _gathered_size(
     layers: dict[Any, int] = defaultdict(int)
     outside_layers = 0
     for path, x in tree_leaves_with_path(parameter_metadata(config)):
+        if "buckets" in x.logical_axes:  # never gathered, nor cast but for the rows that are read
+            continue
         gathered_size = _local_size(x, {**n, "fsdp": 1})
         if path[1] not in map(DictKey, LAYER_GROUPS):
             outside_layers += gathered_size

@@ -229,6 +229,10 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
         padded = -(-size // n["tensor"]) * n["tensor"]
         for problem in uneven(name, size, "tensor"):
             yield f"{problem} (pad it to {padded}; the additional rows are unused)"
+    for option in dict.fromkeys(layer.ngram_embedding for layer in config.layers):
+        if option is not None:
+            yield from uneven("NgramEmbedding's features of a row", option.head_dim, "tensor")
+            yield from uneven("NgramEmbedding's rows", option.num_rows, "fsdp")
     num_moe_layers = 0
     for stack_name, layers in reversed(config.stacks.items()):
         prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""

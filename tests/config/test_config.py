@@ -1009,6 +1009,11 @@ OTHERS = [
         attention=(BASE.attention, replace(BASE.attention, cross_layer_kv=True, num_heads=2)),
         layer_embedding=c.LayerEmbedding(dim=3, activation="silu"),
     ),
+    change(
+        ngram_embedding=c.NgramEmbedding.draw(
+            2, vocab_size=BASE.vocab_size, dim=16, start_token=2, width=3, row_multiple=5
+        )
+    ),
     replace(
         BASE,
         attention=c.Decay(

@@ -69,6 +69,25 @@ def test_a_sequence_in_parts_is_the_whole():
     np.testing.assert_array_equal(state, whole.state)
 
 
+def test_dilated_taps_are_taps_with_zeros_between():
+    """In packed rows with padding, and in two calls."""
+    rng = np.random.default_rng(0)
+    x, kernel, state = (np.float32(rng.normal(size=n)) for n in ((B, 9, C), (3, C), (B, 4, C)))
+    segments, valid = np.sort(rng.integers(0, 2, (B, 9))), rng.random((B, 9)) < 0.7
+    wide = np.zeros((5, C), np.float32)
+    wide[::2] = kernel
+    given = dict(initial_state=state, segments=segments, valid=valid)
+    actual = F.causal_convolution(x, kernel, dilation=2, **given)
+    expected = F.causal_convolution(x, wide, **given)
+    np.testing.assert_allclose(actual.output[valid], expected.output[valid], atol=1e-6)
+    np.testing.assert_array_equal(actual.state, expected.state)
+    first = F.causal_convolution(x[:, :4], kernel, dilation=2)
+    rest = F.causal_convolution(x[:, 4:], kernel, dilation=2, initial_state=first.state)
+    whole = F.causal_convolution(x, kernel, dilation=2).output
+    parts = np.concatenate([first.output, rest.output], axis=1)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+
+
 def test_gradients_are_those_of_the_sum():
     rng = np.random.default_rng(0)
     x, kernel, d_output = (np.float32(rng.normal(size=n)) for n in ((6, C), (3, C), (6, C)))
@@ -98,5 +117,5 @@ def test_bfloat16_stays_and_sums_are_float32():
 
 
 def test_a_state_of_another_length():
-    with pytest.raises(ValueError, match=r"K - 1 tokens, \(2, 5\); got \(3, 5\)"):
+    with pytest.raises(ValueError, match=r"\(K - 1\) \* dilation tokens, \(2, 5\); got \(3, 5\)"):
         F.causal_convolution(jnp.ones((4, C)), jnp.ones((3, C)), initial_state=jnp.ones((3, C)))

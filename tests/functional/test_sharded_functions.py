@@ -119,6 +119,23 @@ def test_rows_of_a_vocabulary_in_parts():
     np.testing.assert_allclose(*slopes, rtol=1e-6)
 
 
+def test_rows_in_parts_for_tokens_of_each_device():
+    """The ids go to the rows; only what they find comes back, and the table stays."""
+    table, tokens = draw(48, 3), np.random.default_rng(0).integers(0, 48, (4, 5))
+    tokens[0, 0], tokens[3, 1] = -1, 48
+    spread = partial(F.embed, axis_name="parts", own_tokens=True)
+    embed = shared_out(spread, P("parts"), P("parts"), out=P("parts"))
+    expected = F.embed(table, tokens)
+    assert np.isnan(expected[0, 0]).all() and np.isnan(expected[3, 1]).all()
+    np.testing.assert_array_equal(embed(table, tokens), expected)
+    weights, inside = draw(4, 5, 3, seed=1), np.clip(tokens, 0, 47)
+    total = lambda f: jax.jit(jax.grad(lambda x: jnp.sum(weights * f(x, inside))))  # noqa: E731
+    np.testing.assert_allclose(total(embed)(table), total(F.embed)(table), rtol=1e-6)
+    program = total(embed).lower(table).compile().as_text()
+    assert re.search(r"s32\[4,1,5\]\S* all-gather", program)
+    assert not re.search(r"f32\[48,3\]\S* (all-gather|all-reduce)", program)
+
+
 NORMS = {
     "layer": F.layer_norm,
     "rms": F.rms_norm,
@@ -238,7 +255,11 @@ def convolution(x, **options):
     return F.causal_convolution(x, draw(4, 8), draw(8), **options)
 
 
-@pytest.mark.parametrize("function", [recurrence, convolution])
+def dilated(x, **options):
+    return F.causal_convolution(x, draw(2, 8), draw(8), dilation=3, **options)
+
+
+@pytest.mark.parametrize("function", [recurrence, convolution, dilated])
 @pytest.mark.slow
 def test_states_are_handed_along_a_sequence_in_zigzag_order(function):
     """A part has fewer tokens than the convolution has taps, or none that is valid."""

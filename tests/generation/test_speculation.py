@@ -11,7 +11,7 @@ import pytest
 
 import jaxformer
 from jaxformer import zoo
-from jaxformer.config import DynamicNTK, Rope
+from jaxformer.config import DynamicNTK, NgramEmbedding, Rope
 from jaxformer.generation import Beam, DraftModel, Sample, drafts, speculate, stream
 from jaxformer.generation.samplers import token_probabilities
 from jaxformer.parallel import MeshConfig, make_mesh
@@ -19,6 +19,8 @@ from tests.small_models import BASE, jitted_forward, random_params
 
 PROMPTS = [[5, 1, 9, 3, 4, 2], [7], [2, 8, 6]]
 WINDOWED = replace(BASE, num_layers=2, attention=replace(BASE.attention, windows=(5, None)))
+HASHED = NgramEmbedding.draw(1, vocab_size=31, dim=12, rows=20, heads=3, width=3, start_token=3)
+NGRAMS = replace(BASE, ngram_embedding=HASHED)
 FAMILIES = ("llama-2-7b", "mistral-7b", "deepseek-v2-lite", "mamba-130m", "t5-small")
 
 
@@ -49,7 +51,7 @@ def compare(name, new=14, **options):
 
 
 @pytest.mark.parametrize(
-    "name", [WINDOWED, *(pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES)]
+    "name", [WINDOWED, *(pytest.param(x, marks=pytest.mark.slow) for x in (*FAMILIES, NGRAMS))]
 )
 def test_the_tokens_are_those_without_a_draft(name):
     compare(name)

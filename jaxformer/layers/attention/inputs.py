@@ -45,6 +45,13 @@ NO_INPUTS = AttentionInputs()
 MixingInputs = AttentionInputs | c.MixerInputs | tuple[Any, ...]  # of each of `HybridHeads.kinds`
 
 
+class NgramInputs(NamedTuple):
+    """Each token and those before it, latest first, and what the convolution of n-grams reads."""
+
+    tokens: Int[Array, "*batch T n"]
+    mixer: c.MixerInputs
+
+
 class LayerInputs(NamedTuple):
     """What a layer reads beside x and its state.
 
@@ -52,11 +59,13 @@ class LayerInputs(NamedTuple):
         self_attention: Inputs of self-attention, or of what stands in its place.
         cross_attention: Inputs of cross-attention.
         encoder_output: Last hidden vectors of the encoder, if there are any to read.
+        ngrams: What a layer with hashed n-grams reads.
     """
 
     self_attention: MixingInputs
     cross_attention: AttentionInputs = NO_INPUTS
     encoder_output: Float[Array, "*batch S D"] | None = None
+    ngrams: NgramInputs | None = None
 
 
 ScoreBiasFunction = Callable[
