@@ -227,9 +227,7 @@ class TransformerConfig(Checked):
     def multi_token_model(self) -> TransformerConfig:
         """The module of `multi_token_prediction` as a model of one layer, like the last."""
         changes: Any = cycles_of(self.layers[-1:]) | dict(residual=None, loop=None)
-        changes |= dict(
-            layer_embedding=None, ngram_embedding=None, multi_token_prediction=False
-        )
+        changes |= dict(layer_embedding=None, ngram_embedding=None, multi_token_prediction=False)
         return replace(self, num_layers=1, **changes)
 
     @property
