@@ -117,14 +117,20 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_ignored(self, name: str, num_layers: int, values: Mapping[str, Any]) -> bool:
+    def is_ignored(
+        self, name: str, num_layers: int, values: Mapping[str, Any], multi_token: bool = False
+    ) -> bool:
         """Whether a tensor is not a parameter of a model with so many layers.
 
         Args:
             name: The tensor.
             num_layers: Layers of the model.
             values: The config.json, which counts the layers that predict further tokens.
+            multi_token: Whether the model has `multi_token_prediction`.
         """
+        if multi_token and (names := self.mapping.multi_token) is not None:
+            if name.startswith(names.prefix.replace("{layer}", str(num_layers))):
+                return name in names.copies_at(num_layers)
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if self.predicts_further_tokens and layer:
             counts = (values.get(field) for field in FURTHER_LAYER_FIELDS)

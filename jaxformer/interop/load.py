@@ -127,9 +127,9 @@ def read_pretrained(
     hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
-    stored = _rename_keys(
-        family, files.read_folder_headers(folder), folder, config.num_layers, hf_config
-    )
+    headers = files.read_folder_headers(folder)
+    config = _with_multi_token(family, config, headers)
+    stored = _rename_keys(family, headers, folder, config, hf_config)
     config = _resolve_tied_head(family, config, stored)
     layout = decoding_layout(config) if layout is None else layout
     shapes = parameter_shapes(config, layout)
@@ -244,19 +244,40 @@ def build_config(
     )
 
 
+def _with_multi_token(
+    family: Family, config: c.TransformerConfig, headers: Mapping[str, files.StoredTensor]
+) -> c.TransformerConfig:
+    """The model with multi-token prediction, if the file has one module that shares its tables."""
+    names, depth = family.mapping.multi_token, config.num_layers
+    if names is None:
+        return config
+    stored = {family.rename_key(name): where for name, where in headers.items()}
+    numbers = dict.fromkeys(names.tensor("projection", depth + i) for i in range(2))
+    tables = {path: family.mapping.hf_name_of(path) for path in (EMBEDDING_PATH, HEAD_PATH)}
+    if tables[HEAD_PATH] not in stored:
+        tables[HEAD_PATH] = tables[EMBEDDING_PATH]
+    shares = all(
+        copy not in stored or _same_bytes(stored[copy], stored[str(tables[path])])
+        for copy, path in names.copies_at(depth).items()
+    )
+    is_one = sum(name in stored for name in numbers) == 1
+    return replace(config, multi_token_prediction=is_one and shares)
+
+
 def _rename_keys(
     family: Family,
     stored: Mapping[str, files.StoredTensor],
     folder: Path,
-    num_layers: int,
+    config: c.TransformerConfig,
     hf_config: Mapping[str, Any],
 ) -> dict[str, files.StoredTensor]:
     """Return the parameter tensors by renamed key."""
+    model = config.num_layers, hf_config, config.multi_token_prediction
     renamed: dict[str, files.StoredTensor] = {}
     twice, left_out = [], []
     for name, where in stored.items():
         new_name = family.rename_key(name)
-        if family.is_ignored(new_name, num_layers, hf_config):
+        if family.is_ignored(new_name, *model):
             left_out.append(name)
             continue
         if new_name in renamed:

@@ -76,16 +76,57 @@ class MappingRule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MultiTokenNames:
+    """Names of the module of `TransformerConfig.multi_token_prediction` in a file.
+
+    In all names "{layer}" is the number of layers of the model.
+
+    Attributes:
+        prefix: What all its tensors begin with.
+        layer: What the tensors of its layer begin with, in place of "model.layers.{layer}".
+        parts: Name of each of its other modules, by path.
+        copies: Tensors that repeat the model's embedding or head, and which; they are not written.
+        count: Field of config.json with the number of such modules.
+    """
+
+    prefix: str
+    layer: str
+    parts: Mapping[str, str]
+    copies: Mapping[str, str]
+    count: str
+
+    def tensor(self, module: str, num_layers: int) -> str:
+        """Name of the weight of one of `parts`."""
+        return f"{self.parts[module]}.weight".replace("{layer}", str(num_layers))
+
+    def copies_at(self, num_layers: int) -> dict[str, str]:
+        """`copies` of a model with so many layers."""
+        return {x.replace("{layer}", str(num_layers)): path for x, path in self.copies.items()}
+
+    def layer_rules(self, layer: Iterable["MappingRule"]) -> list["MappingRule"]:
+        """The rules of its layer, from the rules of another layer."""
+        new = (row.hf_name.replace("model.layers.{layer}", self.layer) for row in layer)
+        return [replace(row, hf_name=name) for row, name in zip(layer, new, strict=True)]
+
+    def part_rules(self) -> Iterator["MappingRule"]:
+        """The rules of its other modules, whose paths are relative to it."""
+        for path, name in self.parts.items():
+            yield from (*norm_rules(name, path), *linear_rules(name, path))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParamMapping:
     """All mapping rules of a family.
 
     Attributes:
         top_level: Rules outside the layers; `params` are full paths.
         stacks: Rules of a layer, by stack ("decoder", "encoder").
+        multi_token: Names of the module of multi-token prediction, if the family has one.
     """
 
     top_level: tuple[MappingRule, ...]
     stacks: Mapping[str, tuple[MappingRule, ...]]
+    multi_token: MultiTokenNames | None = None
 
     def with_factors(self, factors: Mapping[str, tuple[float, ...]]) -> "ParamMapping":
         """The mapping with these factors of the rules of layers, by name of the tensor."""
@@ -100,11 +141,13 @@ class ParamMapping:
         return next((row.hf_name for row in self.top_level if row.param_paths == (path,)), None)
 
 
-def decoder_mapping(*rules: MappingRule) -> ParamMapping:
+def decoder_mapping(
+    *rules: MappingRule, multi_token: MultiTokenNames | None = None
+) -> ParamMapping:
     """The mapping of a decoder; names with "{layer}" and the like belong to layers."""
     layer = tuple(rule for rule in rules if "layer}" in rule.hf_name)
     top_level = tuple(rule for rule in rules if "layer}" not in rule.hf_name)
-    return ParamMapping(top_level=top_level, stacks={"decoder": layer})
+    return ParamMapping(top_level=top_level, stacks={"decoder": layer}, multi_token=multi_token)
 
 
 class ParamSlice(NamedTuple):
@@ -156,24 +199,47 @@ def expand_mapping(
         segments = segments_of(config, stack, layout)
         for layer, options in enumerate(layers):
             section, index = segments.locate(layer)
-            replaced: set[str] = set()  # parameters
-            for row in rows:
-                if row.kind is not None and not isinstance(options.attention, row.kind):
-                    continue
-                name = row.hf_name
-                if layer == len(layers) - 1 and row.last_hf_name is not None:
-                    name = row.last_hf_name
-                numbers = {"layer": layer, "next_layer": layer + 1, "half_layer": layer // 2}
-                for word, number in numbers.items():
-                    name = name.replace(f"{{{word}}}", str(number))
-                if replaced.intersection(row.param_paths) or (
-                    row.alternative and name not in stored
-                ):
-                    continue
-                replaced.update(row.param_paths if row.alternative else ())
-                transform, prefix = row.transform_for(config), f"{stack}/{section}/"
-                tensor_mappings += _expand(row, transform, name, prefix, index, param_shapes)
+            place = layer, layer == len(layers) - 1, f"{stack}/{section}/", index
+            tensor_mappings += _expand_layer(rows, config, options, *place, param_shapes, stored)
+    if config.multi_token_prediction and mapping.multi_token is not None:
+        ahead, module = config.multi_token_model, "multi_token_prediction/"
+        rows = mapping.multi_token.layer_rules(mapping.stacks["decoder"])
+        section, index = ahead.segments("decoder").locate(0)
+        for rules, prefix, at in (
+            ([row for row in rows if row.applies_to(ahead)], f"{module}decoder/{section}/", index),
+            (mapping.multi_token.part_rules(), module, ()),
+        ):
+            place = config.num_layers, False, prefix, at
+            tensor_mappings += _expand_layer(
+                rules, ahead, ahead.layers[0], *place, param_shapes, stored
+            )
     return tensor_mappings
+
+
+def _expand_layer(
+    rows: Iterable[MappingRule],
+    config: c.TransformerConfig,
+    options: c.Layer,
+    layer: int,
+    is_last: bool,
+    prefix: str,
+    index: tuple[int, ...],
+    param_shapes: Mapping[str, Shape],
+    stored: Container[str],
+) -> Iterator[TensorMapping]:
+    """Expand the rules of a layer, whose paths begin with `prefix`."""
+    replaced: set[str] = set()  # parameters
+    for row in rows:
+        if row.kind is not None and not isinstance(options.attention, row.kind):
+            continue
+        name = row.last_hf_name if is_last and row.last_hf_name is not None else row.hf_name
+        numbers = {"layer": layer, "next_layer": layer + 1, "half_layer": layer // 2}
+        for word, number in numbers.items():
+            name = name.replace(f"{{{word}}}", str(number))
+        if replaced.intersection(row.param_paths) or (row.alternative and name not in stored):
+            continue
+        replaced.update(row.param_paths if row.alternative else ())
+        yield from _expand(row, row.transform_for(config), name, prefix, index, param_shapes)
 
 
 def unmapped_params(

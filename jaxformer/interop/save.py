@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,8 @@ def choose_family(
         )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
+    multi_token = config.multi_token_prediction  # which config.json does not say
+    config = replace(config, multi_token_prediction=False)
     spelled = with_shortest_cycles(config)  # one option where all layers are alike
     kinds = {type(layer.attention) for layers in config.stacks.values() for layer in layers}
     is_mixed = isinstance(spelled.attention, tuple)
@@ -199,10 +202,16 @@ def choose_family(
         differs = " that differs from layer to layer" if is_mixed and len(kinds) == 1 else ""
         refused.append(f"its attention is {_type_names(kinds)}{differs}, and {family_text}")
     for family in fitting:
+        names = family.mapping.multi_token
+        if multi_token and names is None:
+            refused.append(f"{family.model_type} has no multi-token prediction")
+            continue
         try:
             values = family.write(spelled)
             if values is None:
                 continue
+            if multi_token and names is not None:
+                values |= {names.count: 1}
             values = {"architectures": [family.architecture], **NO_SPECIAL_TOKENS, **values}
             values["model_type"] = family.model_type
             if config.max_position_embeddings and family.model_type == config.model_type:

@@ -160,7 +160,7 @@ def test_qwen_with_images_is_its_text_model(name, tmp_path, caplog):
         tensors[f"{prefix}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
         tensors[f"{prefix}.down_proj"] = down
     tensors |= {"model.visual.pos_embed.weight": np.zeros(3, np.float32)}
-    tensors |= {"mtp.fc.weight": np.zeros(3, np.float32)}
+    tensors |= {"mtp.other.weight": np.zeros(3, np.float32)}
     mtp = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     gates = {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
     values = {

@@ -1,7 +1,4 @@
-"""DeepSeek V2, V3 and similar models: multi-head latent attention and experts in a Llama block.
-
-Modules that predict further tokens are left out.
-"""
+"""DeepSeek V2, V3 and similar models: multi-head latent attention and experts in a Llama block."""
 
 import math
 from dataclasses import dataclass, replace
@@ -247,7 +244,8 @@ AXK1_EXPERTS = e.deepseek_experts(
     more=(Field("rms_norm_eps", "output_norm.eps", 1e-6),),
 )
 MODEL = DEEPSEEK_V2_LITE
-MAPPING = m.decoder_mapping(*(*p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()))
+RULES = *p.TOP_LEVEL, *p.PRE_NORMS, *LATENT_RULES, *e.deepseek_rules()
+MAPPING = m.decoder_mapping(*RULES, multi_token=e.DEEPSEEK_MULTI_TOKEN)
 FAMILIES = (
     Family(
         "deepseek_v2",

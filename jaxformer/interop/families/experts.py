@@ -22,7 +22,15 @@ from jaxformer.interop.config_fields import (
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.families.windows import PerLayer
-from jaxformer.interop.param_mapping import MappingRule, fused_rules, glu_rules, linear_rules
+from jaxformer.interop.param_mapping import (
+    EMBEDDING_PATH,
+    HEAD_PATH,
+    MappingRule,
+    MultiTokenNames,
+    fused_rules,
+    glu_rules,
+    linear_rules,
+)
 from jaxformer.interop.transforms import LINEAR
 
 PREFIX = f"{p.LAYER_PREFIX}.mlp"
@@ -63,6 +71,21 @@ def deepseek_rules(
     )
 
 
+DEEPSEEK_MULTI_TOKEN = MultiTokenNames(
+    prefix=f"{p.LAYER_PREFIX}.",
+    layer=p.LAYER_PREFIX,
+    parts={
+        "embedding_norm": f"{p.LAYER_PREFIX}.enorm",
+        "hidden_norm": f"{p.LAYER_PREFIX}.hnorm",
+        "projection": f"{p.LAYER_PREFIX}.eh_proj",
+        "decoder/final_norm": f"{p.LAYER_PREFIX}.shared_head.norm",
+    },
+    copies={
+        f"{p.LAYER_PREFIX}.embed_tokens.weight": EMBEDDING_PATH,
+        f"{p.LAYER_PREFIX}.shared_head.head.weight": HEAD_PATH,
+    },
+    count="num_nextn_predict_layers",
+)
 EXPERT_RULES = expert_rules(PREFIX)
 MIXTRAL_RULES = (
     *expert_rules(MIXTRAL_PREFIX, gate="w1", up="w3", down="w2"),

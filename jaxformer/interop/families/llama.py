@@ -44,6 +44,7 @@ from jaxformer.interop.families.windows import (
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
     MappingRule,
+    MultiTokenNames,
     attention_rules,
     branch_rules,
     decoder_mapping,
@@ -157,10 +158,12 @@ def row(
     *fields: ConfigField,
     template: c.TransformerConfig = LLAMA,
     tensors: tuple[MappingRule, ...] = p.LLAMA,
+    multi_token: MultiTokenNames | None = None,
     **more: Any,
 ) -> Family:
     """A family, by default with Llama's template and the usual names of tensors."""
-    return Family(model_type, architecture, template, fields, decoder_mapping(*tensors), **more)
+    mapping = decoder_mapping(*tensors, multi_token=multi_token)
+    return Family(model_type, architecture, template, fields, mapping, **more)
 
 
 FAMILIES = (
@@ -349,6 +352,7 @@ FAMILIES = (
         BiasesField("attention_bias", layers=p.QKV),
         RopeField(max_length=131_072, fraction=0.5),
         tensors=(*MOE_LAYER, *e.deepseek_rules()),
+        multi_token=e.DEEPSEEK_MULTI_TOKEN,
         predicts_further_tokens=True,
     ),
     # As GLM 4.5, except: norms of queries and keys, windows by layer.

@@ -25,7 +25,9 @@ from jaxformer.interop.families.mixers import Kind, Mixer, MixerOrWindows, linea
 from jaxformer.interop.families.ropes import RopeOfWindows
 from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
 from jaxformer.interop.param_mapping import (
+    EMBEDDING_PATH,
     MappingRule,
+    MultiTokenNames,
     decoder_mapping,
     glu_rules,
     linear_rules,
@@ -139,7 +141,7 @@ FIELDS: Fields = (
     RopeField(max_length=32_768, fraction=0.25),
     *fixed(attn_output_gate=True, attention_bias=False),
     Fixed("output_gate_type", ("swish", "silu")),
-    # States are float32; multi-token prediction is left out.
+    # States are float32; the tensors say whether there is multi-token prediction.
     Unused("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     Mixer(kind=delta_net(), default=every_interval),
 )
@@ -147,9 +149,20 @@ TENSORS = (
     *(*p.TOP_LEVEL, *p.PRE_NORMS, *of_kind(c.LinearAttention, *DELTA_NET)),
     *of_kind(c.MultiHead, *p.GATED_ATTENTION, *p.QK_NORMS),
 )
+MULTI_TOKEN = MultiTokenNames(
+    prefix="mtp.",
+    layer="mtp.layers.0",
+    parts={
+        "embedding_norm": "mtp.pre_fc_norm_embedding",
+        "hidden_norm": "mtp.pre_fc_norm_hidden",
+        "projection": "mtp.fc",
+        "decoder/final_norm": "mtp.norm",
+    },
+    copies={"mtp.embed_tokens.weight": EMBEDDING_PATH},
+    count="mtp_num_hidden_layers",
+)
 SHARED: dict[str, Any] = {
     "attention_types": (c.LinearAttention, c.MultiHead),
-    # Multi-token prediction, which transformers ignores too.
     "ignored_tensors": (*INV_FREQ_PATTERNS, r"mtp\..*"),
 }
 QWEN_3_5 = (
@@ -158,7 +171,10 @@ QWEN_3_5 = (
         "Qwen3_5ForCausalLM",
         MODEL,
         (*p.decoder(kv_heads=4, head_dim=256), *p.GLU, ImagePositions(), *FIELDS),
-        decoder_mapping(*(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS), *p.FEED_FORWARD)),
+        decoder_mapping(
+            *(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS), *p.FEED_FORWARD),
+            multi_token=MULTI_TOKEN,
+        ),
         **SHARED,
     ),
     Family(
@@ -172,6 +188,7 @@ QWEN_3_5 = (
         decoder_mapping(
             *(*TENSORS, *of_kind(c.LinearAttention, *PROJECTIONS)),
             *(*e.STACKED_EXPERTS, *e.QWEN_RULES),
+            multi_token=MULTI_TOKEN,
         ),
         **SHARED,
     ),
@@ -194,7 +211,8 @@ FAMILIES = (
         MODEL,
         (*p.decoder(kv_heads=2, head_dim=256), experts(512, 10, 5632), *FIELDS),
         decoder_mapping(
-            *(*TENSORS, *of_kind(c.LinearAttention, *FUSED_PROJECTIONS), *e.QWEN_RULES)
+            *(*TENSORS, *of_kind(c.LinearAttention, *FUSED_PROJECTIONS), *e.QWEN_RULES),
+            multi_token=MULTI_TOKEN,
         ),
         **SHARED,
     ),
