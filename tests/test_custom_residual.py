@@ -283,7 +283,11 @@ def test_a_sum_scaled_by_depth_is_the_sum_of_its_parts_over_the_root_of_their_nu
 STREAMS_REFUSED = {
     "a scalar of the stream": (
         dict(layer_scalar=True),
-        "layer_scalar and layer_embedding need one",
+        "layer_scalar needs one stream, which TwoStreams has not",
+    ),
+    "embeddings without a home": (
+        dict(layer_embedding=c.LayerEmbedding(dim=3)),
+        "TwoStreams.of_branch must have an option for the branch 'layer_embedding'; got None",
     ),
     "a norm of the sum": (dict(norm_placement="post"), "TwoStreams is no single stream, so norm_p"),
     "sums one by one": (

@@ -86,6 +86,7 @@ from jaxformer.config.residual.streams import GatedStreams as GatedStreams
 from jaxformer.config.residual.streams import HyperConnections as HyperConnections
 from jaxformer.config.residual.streams import IdentityHyperConnections as IdentityHyperConnections
 from jaxformer.config.residual.streams import ManifoldHyperConnections as ManifoldHyperConnections
+from jaxformer.config.residual.streams import OtherStreams as OtherStreams
 from jaxformer.config.residual.sums import BranchScale as BranchScale
 from jaxformer.config.residual.sums import DeepNorm as DeepNorm
 from jaxformer.config.residual.sums import DepthScaledSum as DepthScaledSum

@@ -69,6 +69,9 @@ Activation = Annotated[
 ]
 
 
+Sparsity = Annotated[float, Must("be between 0 and 1", lambda share: 0 < share < 1)]
+
+
 class DenseFeedForward(FeedForward, protocol=True):
     """Linear layers to `hidden_dim` features, an activation, and a linear layer back."""
 
@@ -77,6 +80,18 @@ class DenseFeedForward(FeedForward, protocol=True):
     input_projections: tuple[str, ...] = ("gate", "up")
     learned_numbers: Mapping[str, float] = MappingProxyType({})  # of the activation, at the start
     sub_norm: Norm | None = None  # of what the last linear layer reads
+    sparsity: float | None = None  # of the first input projection
+
+    def hidden(self, projections: Mapping[str, Array], *, axis_name: str | None = None) -> Array:
+        """`activate`, after `F.gaussian_top_k` of the first projection if there is a sparsity.
+
+        The features are sharded over the mesh axis `axis_name`.
+        """
+        if self.sparsity is not None:
+            name = self.input_projections[0]
+            kept = F.gaussian_top_k(projections[name], sparsity=self.sparsity, axis_name=axis_name)
+            projections = {**projections, name: kept}
+        return self.activate(projections)
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """Apply the activation, and the gate if there is one, to the input projections.
@@ -114,11 +129,14 @@ class MLP(DenseFeedForward):
         activation: A name in `functional.activations.ACTIVATIONS`; `options.activation` adds
             others.
         bias: Whether the linear layers have biases.
+        sparsity: Share of zeros of what the activation reads, by `F.gaussian_top_k`; None leaves
+            it as it is.
     """
 
     hidden_dim: Size
     activation: Activation = "gelu_tanh"
     bias: bool = False
+    sparsity: Sparsity | None = None
 
     input_projections = ("up",)
 
@@ -136,12 +154,15 @@ class GLU(DenseFeedForward):
         activation: Activation of the gate, a name as in `MLP`.
         bias: Whether the linear layers have biases.
         sub_norm: Norm of the hidden features, before `down` (BitNet). Experts have none.
+        sparsity: Share of zeros of the gate, by `F.gaussian_top_k` before the activation (Gemma
+            3n); None leaves it as it is.
     """
 
     hidden_dim: Size
     activation: Activation = "silu"
     bias: bool = False
     sub_norm: Norm | None = None
+    sparsity: Sparsity | None = None
 
     def activate(self, projections: Mapping[str, Array]) -> Array:
         """activation(gate) * up."""

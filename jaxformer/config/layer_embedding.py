@@ -16,11 +16,14 @@ class LayerEmbedding(Checked):
         x = x + norm(down(activation(gate(x)) * e))
 
     Each layer has its P, table, gate and down; x_0 is the input of the first layer. The norms have
-    the model's type.
+    the model's type. Of several streams, `Residual.of_branch("layer_embedding")` says which the
+    branch reads and joins.
 
     Attributes:
         dim: Features of an embedding.
         activation: Activation of the gate, a name as in `MLP`.
+        vocab_size: Rows of the table, where later tokens read the first row (Gemma 3n); None is
+            the vocabulary of the model.
 
     References:
         Gemma team, Gemma 3n, 2025. https://ai.google.dev/gemma/docs/gemma-3n
@@ -28,6 +31,7 @@ class LayerEmbedding(Checked):
 
     dim: Size
     activation: Activation = "gelu_tanh"
+    vocab_size: Size | None = None
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of one layer over a sequence, with P."""

@@ -152,9 +152,14 @@ def check_residual(config: Any) -> None:
         "post" not in placements,
         f"{name} is no single stream, so norm_placement must not be 'post', a norm of the sum.",
     )
+    has_home = option.per == "layer" or option.of_branch("layer_embedding") is not None
     require(
-        option.per == "layer" or not (config.layer_scalar or config.layer_embedding),
-        f"layer_scalar and layer_embedding need one stream, which {name} has not.",
+        has_home or not config.layer_embedding,
+        f"{name}.of_branch must have an option for the branch 'layer_embedding'; got None.",
+    )
+    require(
+        option.per == "layer" or not config.layer_scalar,
+        f"layer_scalar needs one stream, which {name} has not.",
     )
     require(
         config.block != "parallel" or placements == {"pre"} or option.per == "layer",

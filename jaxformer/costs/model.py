@@ -107,6 +107,7 @@ def residual_flops(config: c.TransformerConfig, layer: c.Layer, length: int) -> 
     has_branch = bool(layer.attention.parts), layer.feed_forward.is_branch
     serial = compress(("attention", "feed_forward"), has_branch)
     branches = ["layer", *(serial if config.block == "serial" else ["branches"])]
+    branches += ["layer_embedding"] * (config.layer_embedding is not None)
     joins = filter(None, map(option.of_branch, branches))
     return sum(join.flops(config.model_dim, length) for join in joins)
 

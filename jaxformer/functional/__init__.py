@@ -8,6 +8,7 @@ from types import ModuleType
 
 from jaxformer.functional.activations import bilinear as bilinear
 from jaxformer.functional.activations import clamped_geglu as clamped_geglu
+from jaxformer.functional.activations import gaussian_top_k as gaussian_top_k
 from jaxformer.functional.activations import geglu as geglu
 from jaxformer.functional.activations import gelu as gelu
 from jaxformer.functional.activations import glu as glu

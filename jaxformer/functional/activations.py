@@ -7,6 +7,7 @@ A gated activation takes two projections of the same input. The nonlinearity app
 
 from collections.abc import Callable
 from functools import partial, wraps
+from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.checks import named_errors, require, require_like
 from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.norms import feature_mean
 
 Activation = Callable[[Array], Array]
 
@@ -348,6 +350,41 @@ def softplus(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         2000. Advances in Neural Information Processing Systems 13, section 2
     """
     return jax.nn.softplus(x.astype(jnp.float32)).astype(x.dtype)
+
+
+@typechecked
+def gaussian_top_k(
+    x: Float[Array, "*batch D"], *, sparsity: float, axis_name: str | None = None
+) -> Float[Array, "*batch D"]:
+    """Keep what of a vector exceeds a quantile, as if its features were normally distributed.
+
+        y = max(x - mean(x) - q * std(x), 0),  q = quantile(sparsity) of the normal distribution
+
+    Of features that are so distributed, the share `sparsity` becomes 0. Unlike a top-k it needs no
+    sorting.
+
+    Args:
+        x: Vectors along the last axis, in any float dtype.
+        sparsity: Share of the features to become 0, between 0 and 1.
+        axis_name: Mesh axis over which the features are sharded; one number per vector and
+            statistic is summed over it.
+
+    Returns:
+        The excess, computed in float32, in the dtype of `x`.
+
+    Raises:
+        ValueError: If `sparsity` is not between 0 and 1.
+
+    References:
+        You et al., Spark Transformer: Reactivating Sparsity in FFN and Attention, 2025.
+        arXiv:2506.06644, section 3 (statistical top-k); Gemma 3n's released code
+    """
+    require(0 < sparsity < 1, f"sparsity must be between 0 and 1; got {sparsity}.")
+    wide = x.astype(jnp.float32)
+    centred = wide - feature_mean(wide, axis_name)
+    variance = feature_mean(jnp.square(centred), axis_name)
+    deviation = jnp.sqrt(jnp.maximum(variance, jnp.finfo(jnp.float32).tiny))  # has a gradient at 0
+    return jax.nn.relu(centred - NormalDist().inv_cdf(sparsity) * deviation).astype(x.dtype)
 
 
 @typechecked

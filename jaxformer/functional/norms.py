@@ -86,13 +86,13 @@ def layer_norm(
     """
     _check_eps(eps)
     wide = x.astype(jnp.float32)
-    centred = wide - _mean(wide, axis_name)
-    variance = _mean(jnp.square(centred), axis_name)
+    centred = wide - feature_mean(wide, axis_name)
+    variance = feature_mean(jnp.square(centred), axis_name)
     y = centred * jax.lax.rsqrt(variance + eps)
     return _affine(y, scale, bias).astype(x.dtype)
 
 
-def _mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*batch 1"]:
+def feature_mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*batch 1"]:
     """Mean over the last axis, and over the devices that shard it."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
@@ -148,7 +148,7 @@ def rms_norm(
     """
     _check_eps(eps)
     wide = x.astype(jnp.float32)
-    mean_square = _mean(jnp.square(wide), axis_name)
+    mean_square = feature_mean(jnp.square(wide), axis_name)
     if eps_position == "inside":
         y = wide * jax.lax.rsqrt(mean_square + eps)
     else:

@@ -13,6 +13,8 @@ from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
 FURTHER_LAYER_FIELDS = "num_nextn_predict_layers", "num_mtp_layers"  # 1 by default
+# Of layers that read others' keys, in released files, and without effect
+UNREAD_KEYS = r"model\.layers\.\d+\.self_attn\.[kv]_(proj|norm)\..*"
 INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # RoPE frequencies in many checkpoints
 
 
@@ -117,24 +119,25 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_ignored(
-        self, name: str, num_layers: int, values: Mapping[str, Any], multi_token: bool = False
-    ) -> bool:
-        """Whether a tensor is not a parameter of a model with so many layers.
+    def is_ignored(self, name: str, config: c.TransformerConfig, values: Mapping[str, Any]) -> bool:
+        """Whether a tensor is not a parameter of a model.
 
         Args:
             name: The tensor.
-            num_layers: Layers of the model.
+            config: The model.
             values: The config.json, which counts the layers that predict further tokens.
-            multi_token: Whether the model has `multi_token_prediction`.
         """
-        if multi_token and (names := self.mapping.multi_token) is not None:
-            if name.startswith(names.prefix.replace("{layer}", str(num_layers))):
-                return name in names.copies_at(num_layers)
+        names, count = self.mapping.multi_token, config.num_layers
+        if config.multi_token_prediction and names is not None:
+            if name.startswith(names.prefix.replace("{layer}", str(count))):
+                return name in names.copies_at(count)
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if self.predicts_further_tokens and layer:
             counts = (values.get(field) for field in FURTHER_LAYER_FIELDS)
             further = next((count for count in counts if isinstance(count, int)), 1)
-            if num_layers <= int(layer[1]) < num_layers + further:
+            if count <= int(layer[1]) < count + further:
+                return True
+        if layer and int(layer[1]) < count and re.fullmatch(UNREAD_KEYS, name):
+            if config.layers[int(layer[1])].attention.cross_layer_kv:
                 return True
         return any(re.fullmatch(pattern, name) for pattern in self.ignored_tensors)

@@ -272,12 +272,11 @@ def _rename_keys(
     hf_config: Mapping[str, Any],
 ) -> dict[str, files.StoredTensor]:
     """Return the parameter tensors by renamed key."""
-    model = config.num_layers, hf_config, config.multi_token_prediction
     renamed: dict[str, files.StoredTensor] = {}
     twice, left_out = [], []
     for name, where in stored.items():
         new_name = family.rename_key(name)
-        if family.is_ignored(new_name, *model):
+        if family.is_ignored(new_name, config, hf_config):
             left_out.append(name)
             continue
         if new_name in renamed:

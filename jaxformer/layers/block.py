@@ -102,23 +102,28 @@ class Block(nn.Module):
             "parallel_shared_norm": self.parallel_shared_norm,
         }[cfg.block]
         x, new = join_branches(x, attend, branches, state)
-        if state.embedding is not None:
-            x = self.add_layer_embedding(x, state.embedding)
+        after_layer = cfg.residual is not None and cfg.residual.of_branch("layer_embedding")
+        if not after_layer:
+            x = self.add_layer_embedding(x, state)
         if cfg.layer_scalar:
             scalar = sharded_parameter(self, "layer_scalar", ones, (1,), "features")
             x = (x.astype(jnp.float32) * scalar[0]).astype(x.dtype)
-        stream = sow_stream(self, x if join is None else join(x), state.stack_input)
+        stream = x if join is None else join(x)
+        if after_layer:
+            stream = self.add_layer_embedding(stream, state)
+        stream = sow_stream(self, stream, state.stack_input)
         if has_ngrams and new.cache is not None:
             new = new._replace(cache=(new.cache, ngram_cache))
         return stream, LayerState(new.cache, None, None if new.cache is None else cross_kv, new.kv)
 
-    def add_layer_embedding(
-        self, x: Float[Array, "*batch T D"], embedding: Float[Array, "*batch T E"]
-    ) -> Float[Array, "*batch T D"]:
-        """Add the branch of `config.LayerEmbedding`."""
-        y = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")(x, embedding)
-        y = apply_dropout(self, y, self.config.dropout.residual)
-        return x + sow_and_perturb(self, "from_layer_embedding", y)
+    def add_layer_embedding(self, stream: Stream, state: LayerState) -> Stream:
+        """Add the branch of `config.LayerEmbedding`, if the model has embeddings for each layer."""
+        if state.embedding is None:
+            return stream
+        x, join = self.read(stream, "layer_embedding", state)
+        branch = LayerEmbeddingBranch(self.config, self.runtime, name="layer_embedding")
+        y = apply_dropout(self, branch(x, state.embedding), self.config.dropout.residual)
+        return join(sow_and_perturb(self, "from_layer_embedding", y))
 
     def add_ngrams(
         self, stream: Stream, inputs: Any, state: LayerState
@@ -255,7 +260,7 @@ class Block(nn.Module):
             x, join = read(option, params, stream, place)
             if not option.is_short:
                 x = sow_and_perturb(self, f"read_by_{branch or 'branches'}", x)
-        if self.layer_config.norm_placement != "post" or branch == "layer":
+        if self.layer_config.norm_placement != "post" or branch.startswith("layer"):
             return x, join
         return x, lambda y: Norm(self.config.norm, self.runtime, name=f"post_{prefix}norm")(join(y))
 

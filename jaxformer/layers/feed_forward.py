@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
             name: self._learned_number(name, start)
             for name, start in option.learned_numbers.items()
         }
-        hidden = option.activate({**projections, **numbers})
+        hidden = option.hidden({**projections, **numbers}, axis_name=tensor)
         if option.sub_norm is not None:
             options: Any = dict(logical_axes="hidden", num_features=option.hidden_dim)
             hidden = Norm(option.sub_norm, self.runtime, **options, name="sub_norm")(hidden)
@@ -223,7 +223,8 @@ class GroupedExperts(nn.Module):
             )(rows, group_sizes)
             for name in expert.input_projections
         }
-        hidden = apply_dropout(self, expert.activate(projections), rate, axis_name=tensor)
+        hidden = expert.hidden(projections, axis_name=tensor)
+        hidden = apply_dropout(self, hidden, rate, axis_name=tensor)
         down = ExpertLinear(
             (count, expert.hidden_dim, width),
             "hidden -> model",

@@ -28,15 +28,12 @@ class LayerEmbedder(nn.Module):
     ) -> Float[Array, "layers *batch T E"]:
         """Embed tokens; x is the input of the first layer."""
         cfg, dim, init = self.config, self.option.dim, self.config.initialisation
-        width = cfg.num_layers * dim
+        width, rows = cfg.num_layers * dim, self.option.vocab_size or cfg.vocab_size
         embed = Embed(
-            cfg.vocab_size,
-            width,
-            init.embedding,
-            self.runtime,
-            "vocabulary -> model",
-            name="tokens",
+            rows, width, init.embedding, self.runtime, "vocabulary -> model", name="tokens"
         )
+        if rows < cfg.vocab_size:
+            tokens = jnp.where(tokens < rows, tokens, 0)
         embedded = F.embed(embed(), tokens, axis_name=self.runtime.mesh_axes.tensor)
         projection = Linear(
             (width,), init.projection, self.runtime, "model -> features", name="projection"

@@ -102,7 +102,13 @@ GEMMA_4_EDGE = like(
 
 
 def with_readers(
-    model: c.TransformerConfig, *, period: int, num_readers: int, widening: int = 1
+    model: c.TransformerConfig,
+    *,
+    period: int,
+    num_readers: int,
+    widening: int = 1,
+    head_dim: int = 512,
+    rope: c.Rope = GEMMA_4_ROPE,
 ) -> c.TransformerConfig:
     """Return Gemma 4 E2B or E4B: one layer of each period is global, and the last ones are readers.
 
@@ -113,6 +119,8 @@ def with_readers(
         period: Number of layers of a period; one of them is global.
         num_readers: Number of readers.
         widening: How many times as wide the feed-forward networks of readers are.
+        head_dim: Width of the heads of global layers.
+        rope: RoPE of global layers.
 
     Returns:
         The model.
@@ -121,7 +129,7 @@ def with_readers(
         Gemma team, Gemma 4, 2026. https://ai.google.dev/gemma/docs/core/model_card_4
     """
     local: Any = model.attention
-    wide = replace(local, head_dim=512, windows=(None,), positions=(GEMMA_4_ROPE,))
+    wide = replace(local, head_dim=head_dim, windows=(None,), positions=(rope,))
     kinds = (*(local,) * (period - 1), wide)
     readers = tuple(replace(kind, cross_layer_kv=True, value_norm=None) for kind in kinds)
     network: Any = model.feed_forward[0]
@@ -132,6 +140,28 @@ def with_readers(
         attention=kinds * (num_first // period) + readers * (num_readers // period),
         feed_forward=(network,) * num_first + (last,) * num_readers,
     )
+
+
+# As Gemma 4 E2B, except: four streams, of which layers run on the first, and embeddings for each
+# layer join the others; a map of low rank beside attention; global layers, one of five, have heads
+# and RoPE as Gemma 3's, and no scalar. Of the gates of the first ten layers most are 0.
+# Gemma team, Gemma 3n, 2025. https://ai.google.dev/gemma/docs/gemma-3n
+GEMMA_3N = like(
+    GEMMA_4_EDGE,
+    vocab_size=262_400,
+    layer_scalar=False,
+    layer_embedding=c.LayerEmbedding(dim=256, vocab_size=262_144),
+    residual=c.AltUp(branches=c.Laurel(), layer_embedding=c.OtherStreams()),
+)
+
+
+def gemma_3n(num_layers: int, hidden: int, num_readers: int) -> c.TransformerConfig:
+    """Return Gemma 3n of these sizes."""
+    local = sized(GEMMA_3N, 2048, num_layers, heads=8, kv=2, head_dim=256, hidden=hidden)
+    options: Any = dict(head_dim=256, rope=GLOBAL_ROPE)
+    model = with_readers(local, period=5, num_readers=num_readers, **options)
+    sparse: Any = replace(model.feed_forward[0], sparsity=0.95)
+    return replace(model, feed_forward=(sparse,) * 10 + model.feed_forward[10:])
 
 
 # As Gemma, except: RG-LRU in place of the attention of two in three layers; in the others a window,
@@ -163,6 +193,8 @@ PRESETS = {
     ),
     "gemma-3-1b": sized(GEMMA_3_1B, 1152, 26, heads=4, kv=1, head_dim=256, hidden=6912),
     "gemma-3-27b": sized(GEMMA_3, 5376, 62, heads=32, kv=16, head_dim=128, hidden=21_504),
+    "gemma-3n-e2b": gemma_3n(30, 8192, num_readers=10),
+    "gemma-3n-e4b": gemma_3n(35, 16_384, num_readers=15),
     "gemma-4-e2b": with_readers(
         sized(GEMMA_4_EDGE, 1536, 35, heads=8, kv=1, head_dim=256, hidden=6144),
         period=5,
@@ -179,6 +211,8 @@ PRESETS = {
         GEMMA_4_MOE, 2816, 30, heads=16, kv=8, global_kv=2, head_dim=256, hidden=704
     ),
 }
-YEARS = dict.fromkeys(
-    ("gemma-2b", "gemma-7b", "recurrentgemma-2b", "recurrentgemma-9b"), 2024
-) | dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)
+YEARS = (
+    dict.fromkeys(("gemma-2b", "gemma-7b", "recurrentgemma-2b", "recurrentgemma-9b"), 2024)
+    | dict.fromkeys(("gemma-3n-e2b", "gemma-3n-e4b"), 2025)
+    | dict.fromkeys(("gemma-4-e2b", "gemma-4-e4b", "gemma-4-31b", "gemma-4-26b-a4b"), 2026)
+)

@@ -994,6 +994,11 @@ OTHERS = [
     ),
     change(residual=c.GatedStreams(num_streams=2, rank=3, norm_eps=0.2)),
     change(residual=c.AltUp(num_streams=2, norm_eps=0.2, branches=c.Laurel(rank=3, norm_eps=0.1))),
+    replace(
+        change(residual=c.AltUp(layer_embedding=c.OtherStreams())),
+        layer_embedding=c.LayerEmbedding(dim=3, vocab_size=11),
+        feed_forward=(c.GLU(hidden_dim=3, sparsity=0.5), c.MLP(hidden_dim=3, sparsity=0.9)),
+    ),
     change(residual=c.EmbeddingSkip()),
     change(residual=c.DepthWeightedAverage(num_layers=3)),
     change(residual=c.UNetSkips(num_layers=3)),

@@ -117,3 +117,15 @@ def test_altup_joins_branches_inside_a_layer_by_an_option_of_one_stream():
         replace(zoo.get("llama-2-7b"), residual=outer, block="parallel")
     with pytest.raises(ValueError, match="AltUp.branches must have one stream; got HyperConnec"):
         c.AltUp(branches=c.HyperConnections())
+
+
+def test_an_embedding_of_a_layer_joins_all_streams_but_the_first():
+    option = c.AltUp(layer_embedding=c.OtherStreams()).of_branch("layer_embedding")
+    rng = np.random.default_rng(0)
+    streams, y, scale = (np.float32(rng.normal(size=s)) for s in ((2, 3, 4, D), (2, 3, D), (D,)))
+    x, held = option.read(streams, {"scale": scale}, None)
+    new = option.write(streams, held, y, {"scale": scale}, None)
+    for at in np.ndindex(2, 3):
+        np.testing.assert_allclose(x[at], scale * streams[at][0], rtol=1e-6)
+        for i in range(4):
+            np.testing.assert_allclose(new[at][i], streams[at][i] + (i > 0) * y[at], rtol=1e-6)

@@ -197,6 +197,24 @@ def test_clamped_geglu_by_hand():
         F.clamped_geglu(gate, value, limit=0.0)
 
 
+def test_a_gaussian_top_k_is_what_exceeds_a_quantile():
+    """Of normal features it leaves the share 1 - sparsity; of equal ones nothing, and no NaN."""
+    x = np.random.default_rng(0).normal(0.7, 2.0, (2, 20_011))
+    y = np.asarray(F.gaussian_top_k(np.float32(x), sparsity=0.95))
+    for row, actual in zip(x, y, strict=True):
+        mean = sum(row) / len(row)
+        cut = mean + 1.6448536269514722 * (sum((row - mean) ** 2) / len(row)) ** 0.5
+        expected = [max(number - cut, 0) for number in row]
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+        assert abs((actual > 0).mean() - 0.05) < 0.005
+    equal = np.ones((1, 7), np.float32)
+    slope = jax.grad(lambda x: F.gaussian_top_k(x, sparsity=0.6).sum())(equal)
+    assert np.isfinite(slope).all()
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError, match=f"sparsity must be between 0 and 1; got {share}"):
+            F.gaussian_top_k(equal, sparsity=share)
+
+
 def test_xielu_is_the_integral_of_elu():
     """Its slope is beta + 2 a x above zero and beta + b (exp(x) - 1) below (arXiv:2411.13010)."""
     alpha_p, alpha_n = np.float32([0.3]), np.float32([-0.7])

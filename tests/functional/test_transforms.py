@@ -65,6 +65,7 @@ CASES = {
     "swiglu": (F.swiglu, (GATE, VALUE)),
     "clamped_geglu": (lambda g, v: F.clamped_geglu(g, v, limit=1.0), (GATE, VALUE)),
     "xielu": (F.xielu, (X, draw(2, 1), draw(2, 1))),
+    "gaussian_top_k": (lambda x: F.gaussian_top_k(x, sparsity=0.6), (X,)),
     "linear": (F.linear, (X, draw(2, 5, 7))),
     "linear_heads": (lambda x, k: F.linear(x, k, axes=2), (draw(2, 3, 5, 7), draw(2, 5, 7, 2))),
     "dropout": (lambda x, key: F.dropout(x, 0.5, key), (X, KEYS)),

@@ -149,6 +149,10 @@ def scaled_queries(**fields):
     )
 
 
+def altup(**fields):
+    return lambda config: replace(config, residual=replace(config.residual, **fields))
+
+
 convolution = partial(mixer, c.ShortConvolution)
 linear = partial(mixer, c.LinearAttention)
 
@@ -187,6 +191,9 @@ MUTATIONS = {
     "activation of a layer's embedding": Mutation(
         "gemma4_edge", model(layer_embedding=c.LayerEmbedding(dim=7, activation="silu"))
     ),
+    "embeddings of a layer in its own stream": Mutation("gemma3n", altup(layer_embedding=None)),
+    "map of low rank": Mutation("gemma3n", altup(branches=c.Laurel(rank=5, norm_eps=0.5))),
+    "sparse gates": Mutation("gemma3n", feed_forward(sparsity=None)),
     "scalar of a layer": Mutation("gemma4", model(layer_scalar=False)),
     "rope yarn's factor of attention": Mutation("llama_yarn", scaling(attention_factor=1.0)),
     "rope scaling longrope": Mutation("phi3_longrope", scaling(long_factors=(1.0, 1.2, 1.5))),

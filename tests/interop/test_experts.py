@@ -63,8 +63,8 @@ def test_shared_experts_are_one_as_wide_as_they_together():
     without = config_from_fields("ernie4_5_moe", moe_num_shared_experts=0, use_bias=False)
     assert without.layers[1].feed_forward.shared is None and not without.head.bias
     family, _ = choose_family(config, {}, "ernie4_5_moe")
-    assert family.is_ignored("model.mtp_linear_proj.0.weight", config.num_layers, {})
-    assert not family.is_ignored("model.layers.3.mlp.gate.weight", config.num_layers, {})
+    assert family.is_ignored("model.mtp_linear_proj.0.weight", config, {})
+    assert not family.is_ignored("model.layers.3.mlp.gate.weight", config, {})
 
 
 def test_released_glm_lite():

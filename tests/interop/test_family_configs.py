@@ -227,7 +227,7 @@ def test_what_qwen_3_next_says():
     assert config.attention[3].positions == (c.Rope(fraction=0.25),)
     assert costs.num_parameters(config) == 79_674_391_296
     assert costs.num_active_parameters(config) == 3_874_929_408
-    assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", 48, {})
+    assert FAMILIES["qwen3_next"].is_ignored("mtp.layers.0.input_layernorm.weight", config, {})
     with pytest.raises(ValueError, match="attention_bias = True: not supported"):
         config_from_fields("qwen3_next", attention_bias=True, **fields)
     with pytest.raises(ValueError, match="linear_attention and full_attention for 48 layers"):

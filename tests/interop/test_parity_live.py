@@ -128,6 +128,14 @@ SIZES = {
     | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
     | {"hidden_size_per_layer_input": 11, "vocab_size_per_layer_input": 53}
     | {"use_double_wide_mlp": False},
+    "gemma3n": GROUPED
+    | {"num_hidden_layers": 5, "layer_types": None, "num_kv_shared_layers": 0}
+    | {"activation_sparsity_pattern": None, "altup_num_inputs": 2, "laurel_rank": 3}
+    | {"vocab_size_per_layer_input": 47, "hidden_size_per_layer_input": 4},
+    "gemma3n_biased": GEMMA4
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    | {"activation_sparsity_pattern": [0.7, 0.0, 0.0, 0.2], "intermediate_size": 23}
+    | {"vocab_size_per_layer_input": 53, "attention_bias": False, "tie_word_embeddings": False},
     "gemma4_moe": GEMMA4 | {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 11},
     "exaone4": GROUPED | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     "olmo3": GROUPED | {"num_hidden_layers": 5, "sliding_window": 7},

@@ -40,6 +40,7 @@ def text_folder(name, kind, prefix, folder, *, text_type=None, head=None, **oute
         ("mistral", "idefics2", "model.text_model.", {}),
         ("qwen3", "qwen3_vl", "model.language_model.", {"text_type": "qwen3_vl_text"}),
         ("muse_glimmer_text", "muse_glimmer", "model.language_model.", {}),
+        ("gemma3n", "gemma3n", "model.language_model.", {}),
         ("qwen2", "qwen2_5_vl", "model.", {"text_type": "qwen2_5_vl_text"}),
         ("llama4_text", "llama4", "language_model.model.", {"head": "language_model."}),
         ("granite", "somebodys_own", "language_model.model.", {"head": "language_model."}),

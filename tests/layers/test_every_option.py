@@ -111,7 +111,7 @@ OPTIONS = {  # of attention where its name is there, else of the model
         "glu": dict(feed_forward=(GLU(hidden_dim=9, sub_norm=LayerNorm()),)),
         "mixed": dict(
             feed_forward=(
-                MLP(hidden_dim=9, bias=True),
+                MLP(hidden_dim=9, bias=True, sparsity=0.4),
                 ClampedGEGLU(hidden_dim=5),
                 XIELU(hidden_dim=6),
             ),

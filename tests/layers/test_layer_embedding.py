@@ -46,6 +46,18 @@ def test_the_stream_is_the_sum_of_all_branches():
     np.testing.assert_allclose(trace.stream[-1], total, atol=1e-5)
 
 
+def test_tokens_beyond_the_table_read_its_first_row():
+    option = replace(CONFIG.layer_embedding, vocab_size=20)
+    config = replace(CONFIG, layer_embedding=option)
+    params, tokens = random_params(config), np.array([[3, 19, 20, 30]])
+    table = np.array(params["layer_embedding"]["tokens"]["embedding"])
+    assert table.shape[0] == 20
+    whole = np.concatenate([table, np.repeat(table[:1], 11, axis=0)])
+    other = params["layer_embedding"] | {"tokens": {"embedding": whole}}
+    expected = jitted_forward(CONFIG)(params | {"layer_embedding": other}, tokens)
+    np.testing.assert_allclose(jitted_forward(config)(params, tokens), expected, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [True, False])
 def test_embeddings_reach_their_layer(scan):

@@ -87,6 +87,9 @@ EXACT = {
     "gemma-2-27b": 27_227_128_320,
     "gemma-3-1b": 999_885_952,
     "gemma-3-27b": 27_009_346_304,  # the text model
+    # The text models, without the keys and values of readers, which the files have
+    "gemma-3n-e2b": 4_456_156_768 - 10 * (2 * 2048 * 512 + 256),
+    "gemma-3n-e4b": 6_866_696_688 - 15 * (2 * 2048 * 512 + 256),
     # The text models, and a scalar for each layer
     "gemma-4-e2b": 4_628_569_344 + 35,
     "gemma-4-e4b": 7_463_013_376 + 42,

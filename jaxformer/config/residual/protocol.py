@@ -19,8 +19,8 @@ class Place(NamedTuple):
 
     Attributes:
         layer: Number of the layer from 0, traced in a loop over layers.
-        branch: "attention", "cross_attention" or "feed_forward"; "branches" of parallel branches
-            whose sum is written once; "layer" of an option around whole layers.
+        branch: "attention", "cross_attention", "feed_forward" or "layer_embedding"; "branches" of
+            parallel branches whose sum is written once; "layer" of an option around whole layers.
         attention: Attention kind of the layer.
         embedding: What `begin` got, ``[*batch, T, D]``: memory has it once for all layers.
     """
@@ -55,7 +55,9 @@ class Residual(Option, protocol=True):
 
     A token must be treated alone: caches and context parallelism pass only some tokens. Every
     device has all of the state, so the axes of parameters are "model" and "features". Parallel
-    branches whose outputs are summed first read and write once.
+    branches whose outputs are summed first read and write once. The branch "layer_embedding" of
+    `LayerEmbedding` is the sum in the layer's stream, unless `of_branch` has an option for it; that
+    one reads and writes the state after the layer.
 
     Attributes:
         per: Whether read and write stand around each "branch", or around a whole "layer".
@@ -102,6 +104,8 @@ class Residual(Option, protocol=True):
 
     def of_branch(self, branch: str) -> "Residual | None":
         """The option that joins a branch, or the whole "layer"; None is the sum."""
+        if branch == "layer_embedding":
+            return None
         return self if (self.per == "layer") == (branch == "layer") else None
 
     def resized(self, num_layers: int) -> "Residual":

@@ -251,6 +251,31 @@ class GatedStreams(Streams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherStreams(Residual):
+    """A branch reads the first of several streams, and all others get its output (Gemma 3n).
+
+        h[i] = h[i] + branch(scale * h[0]),  i > 0
+
+    References:
+        Gemma team, Gemma 3n, 2025. https://ai.google.dev/gemma/docs/gemma-3n
+    """
+
+    def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
+        """The scale."""
+        return {"scale": Parameter((model_dim,), "model", 1.0)}
+
+    def read(self, state: Array, params: Params, place: Place) -> tuple[Array, Array]:
+        """Return the scaled first stream; hold all."""
+        first = state[..., 0, :]
+        return first * jnp.broadcast_to(params["scale"], first.shape), state
+
+    def write(self, state: Any, held: Array, y: Array, params: Params, place: Place) -> Array:
+        """Add the branch to all streams but the first."""
+        others = jnp.broadcast_to(y[..., None, :], held[..., 1:, :].shape)
+        return jnp.concatenate([held[..., :1, :], held[..., 1:, :] + others], axis=-2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AltUp(Residual):
     """A wider state, of which a layer changes one stream and corrects the others by it (Gemma 3n).
 
@@ -263,6 +288,8 @@ class AltUp(Residual):
     Attributes:
         num_streams: Streams of a token.
         branches: How the branches inside a layer join its stream; None is their sum.
+        layer_embedding: How the branch of `LayerEmbedding` reads and joins the streams after a
+            layer; None adds it to the layer's stream.
         norm_eps: Epsilon of the router's norm.
 
     References:
@@ -275,6 +302,7 @@ class AltUp(Residual):
 
     num_streams: Size = 4
     branches: Residual | None = None
+    layer_embedding: Residual | None = None
     norm_eps: Positive = 1e-6
 
     def __post_init__(self):
@@ -284,7 +312,9 @@ class AltUp(Residual):
         require(is_plain, f"AltUp.branches must have one stream; got {inner}.")
 
     def of_branch(self, branch: str) -> Residual | None:
-        """Itself around a layer, and `branches` inside."""
+        """Itself around a layer, `branches` inside, and `layer_embedding` after it."""
+        if branch == "layer_embedding":
+            return self.layer_embedding
         return self if branch == "layer" else self.branches and self.branches.of_branch(branch)
 
     def parameters(self, model_dim: int) -> Mapping[str, Parameter]:

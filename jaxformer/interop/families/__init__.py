@@ -17,6 +17,7 @@ from jaxformer.interop.families import (
     falcon,
     falcon_h1,
     gemma,
+    gemma3n,
     gemma4,
     gpt2,
     gpt_neox,
@@ -52,7 +53,7 @@ MODULES = (
     *(recurrent_gemma, qwen3_next, mamba, mamba1, granite_hybrid, nemotron_h, kimi_linear),
     *(minimax, falcon_h1, diffllama, llama4),
     *(olmo_hybrid, heads_by_layer, gpt2, gptj, gpt_neox, bloom, opt, falcon, t5, switch, marian),
-    *(aria, apertus, modernbert, beam, muse, rwkv),
+    *(aria, apertus, modernbert, beam, muse, rwkv, gemma3n),
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family for module in MODULES for family in module.FAMILIES

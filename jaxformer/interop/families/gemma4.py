@@ -179,7 +179,7 @@ class FullHeads:
         """The attention of the layers, which may differ, and their networks."""
         shares = reader.boolean("attention_k_eq_v", False)
         full, windows = _read_full_heads(reader, options, shares), options["attention.windows"]
-        count, networks = _read_num_shared(reader, windows, shares), options["feed_forward"]
+        count, networks = read_num_shared(reader, windows, shares), options["feed_forward"]
         if reader.boolean("use_double_wide_mlp", False):
             networks = (*networks * (len(windows) - count), *map(_double, networks * count))
         kinds = partial(_kinds_of_layers, full_heads=full, shares=shares, num_shared=count)
@@ -232,9 +232,11 @@ def _read_full_heads(reader: ConfigReader, options: Options, shares: bool) -> di
     return entries[0]
 
 
-def _read_num_shared(reader: ConfigReader, windows: tuple[Any, ...], shares: bool) -> int:
+def read_num_shared(
+    reader: ConfigReader, windows: tuple[Any, ...], shares: bool, default: int = 0
+) -> int:
     """Number of the last layers that read keys and values of earlier ones."""
-    count = reader.integer("num_kv_shared_layers", 0)
+    count = reader.integer("num_kv_shared_layers", default)
     if count == 0:
         return 0
     if not 0 < count < len(windows):
@@ -263,10 +265,10 @@ def _kinds_of_layers(
         for rope, window in zip(local.positions, local.windows, strict=True)
     ]
     first = len(kinds) - num_shared
-    return (*kinds[:first], *map(_with_source, kinds[first:]))
+    return (*kinds[:first], *map(with_source, kinds[first:]))
 
 
-def _with_source(kind: Any) -> Any:
+def with_source(kind: Any) -> Any:
     """The option of a layer that reads keys and values of an earlier one."""
     biases = ("query", "out") if kind.biases else ()
     return replace(kind, cross_layer_kv=True, value_norm=None, biases=biases)
@@ -298,7 +300,8 @@ class LayerEmbeddings:
         """Their width, and the size of the vocabulary."""
         return {
             "hidden_size_per_layer_input": getattr(model.layer_embedding, "dim", 0),
-            "vocab_size_per_layer_input": model.vocab_size,
+            "vocab_size_per_layer_input": getattr(model.layer_embedding, "vocab_size", None)
+            or model.vocab_size,
         }
 
 

@@ -97,7 +97,7 @@ def load_adapter(
         raise ValueError(f"The adapters in {folder} are of {stated}; got the model {base_name}.")
     check_parameters(replace(config, adapter=None), params)
     layout, (family, values) = layout_of(params), family_of(config)
-    is_ignored = partial(family.is_ignored, num_layers=config.num_layers, values=values)
+    is_ignored = partial(family.is_ignored, config=config, values=values)
     tensors = _read_tensors(path)
     stored = {_whole_name(name) if _end(name) is None else _module_name(name) for name in tensors}
     named = partial(tensor_mappings, stored=stored)

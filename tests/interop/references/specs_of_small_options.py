@@ -4,7 +4,7 @@
 """
 
 from tests.interop.references.specs_from_2023 import DEEPSEEK, IDS, LLAMA, YARN
-from tests.interop.references.specs_to_2022 import rope
+from tests.interop.references.specs_to_2022 import V, rope
 
 EXPERTS = (
     DEEPSEEK
@@ -69,6 +69,15 @@ MUSE_GLIMMER = (  # one layer has positions without a window, one a window witho
     | {"layer_types": [FULL, SLIDING, SLIDING, SLIDING, FULL], "post_norm_eps": 0.1}
     | {"layer_rope_theta": [7.0, 5e4, 0, 5e4, 0], "rope_parameters": rope(5e4)}
     | {"qk_scale_factor": 2.1, "output_multiplier": 0.6, "final_logit_softcapping": 3.0}
+)
+GEMMA3N = (  # the table of each layer has fewer tokens; one width, or one of each layer
+    LLAMA
+    | IDS
+    | {"num_hidden_layers": 7, "head_dim": 10, "sliding_window": 5, "rms_norm_eps": 1e-2}
+    | {"layer_types": [SLIDING, FULL] * 2 + [SLIDING, SLIDING, FULL], "num_kv_shared_layers": 3}
+    | {"activation_sparsity_pattern": [0.6, 0.8, 0.0, 0.3, 0.0, 0.0, 0.0], "altup_num_inputs": 3}
+    | {"vocab_size_per_layer_input": V - 9, "hidden_size_per_layer_input": 7, "laurel_rank": 5}
+    | {"rope_parameters": {FULL: rope(1e6), SLIDING: rope(1e4)}, "final_logit_softcapping": 3.0}
 )
 SIZES = "vocab_size", "hidden_size", "max_position_embeddings"
 SPECS = {
@@ -149,4 +158,12 @@ SPECS = {
         | {"tie_word_embeddings": False},
     ),
     "mistral4": ("mistral4", "Mistral4ForCausalLM", MISTRAL4),
+    "gemma3n": ("gemma3n_text", "Gemma3nForCausalLM", GEMMA3N),
+    "gemma3n_biased": (
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        GEMMA3N
+        | {"intermediate_size": [20, 20, 23, 23, 23, 23, 23], "attention_bias": True}
+        | {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": V, "layer_types": None},
+    ),
 }

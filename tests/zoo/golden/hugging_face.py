@@ -170,6 +170,8 @@ CONFIGS = {
         sliding_window=1024,
         rope_parameters=GEMMA_3,
     ),
+    "gemma-3n-e2b": t.Gemma3nTextConfig(**size(2048, 30, 8, 2, 8192), num_kv_shared_layers=10),
+    "gemma-3n-e4b": t.Gemma3nTextConfig(),
     "gemma-4-31b": t.Gemma4TextConfig(
         **size(5376, 60, 32, 16, 21_504), **GEMMA_4, num_global_key_value_heads=4
     ),
