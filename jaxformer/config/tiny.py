@@ -52,7 +52,7 @@ SIZES: Mapping[str, Any] = dict.fromkeys(WIDTHS, TINY_HEAD_DIM) | {
     "ExpertGroups.top_k": 2,
     "ExpertLatent.latent_dim": TINY_HEAD_DIM,
     "LayerEmbedding.dim": TINY_HEAD_DIM,
-    "LayerEmbedding.vocab_size": TINY_VOCAB_SIZE - 3,
+    "LayerEmbedding.vocab_size": TINY_VOCAB_SIZE - 8,
     "MultiHead.value_dim": TINY_HEAD_DIM // 2,
     "SelectiveScan.width": 4 * TINY_HEAD_DIM,
     "TimeMixing.width": 4 * TINY_HEAD_DIM,

@@ -54,7 +54,7 @@ CONFIGS = {
     "altup, laurel": of(c.AltUp(num_streams=2, branches=c.Laurel(rank=5))),
     "altup, embeddings of layers": of(
         c.AltUp(num_streams=3, branches=c.Laurel(rank=5), layer_embedding=c.OtherStreams()),
-        layer_embedding=c.LayerEmbedding(dim=3, vocab_size=20),
+        layer_embedding=c.LayerEmbedding(dim=4, vocab_size=20),
         feed_forward=(c.GLU(hidden_dim=8, sparsity=0.6), c.GLU(hidden_dim=8), c.MLP(hidden_dim=8)),
     ),
     "layer scale": of(c.BranchScale(start=0.5)),

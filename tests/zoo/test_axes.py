@@ -86,7 +86,8 @@ def test_what_few_chose():
         "scores": ["Grok"],
         "logits": [
             *("recurrentgemma-2b", "recurrentgemma-9b"),
-            *("nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"),
+            *("gemma-3n-e2b", "gemma-3n-e4b"),
+                *("nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"),
         ],
     }
     qk_norms = names_of("qk-norm")
