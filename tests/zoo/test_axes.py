@@ -87,7 +87,7 @@ def test_what_few_chose():
         "logits": [
             *("recurrentgemma-2b", "recurrentgemma-9b"),
             *("gemma-3n-e2b", "gemma-3n-e4b"),
-                *("nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"),
+            *("nanochat-d32", "Gemma 4 E4B (8B)", "gemma-4-31b", "gemma-4-26b-a4b"),
         ],
     }
     qk_norms = names_of("qk-norm")
