@@ -446,7 +446,7 @@ def activation(function: Activation) -> Activation:
         ... def cubed_relu(x):
         ...     return F.relu(x) ** 3
         >>> GLU(hidden_dim=704, activation="cubed_relu")
-        GLU(hidden_dim=704, activation='cubed_relu', bias=False, sub_norm=None)
+        GLU(hidden_dim=704, activation='cubed_relu', bias=False, sub_norm=None, sparsity=None)
     """
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
