@@ -21,10 +21,11 @@ BRANCHES = (
     *("attention", "cross_attention", "feed_forward", "parallel_branches"),
     *("layer_embedding", "ngram_embedding"),
 )
+READERS = *BRANCHES[:3], "branches", "layer", "layer_embedding"
 LAYER_VALUES: dict[str, tuple[str, ...]] = {
     "stream": ("residual_stream",),
     **{name: (f"from_{name}",) for name in BRANCHES},
-    **{f"read_by_{name}": (f"read_by_{name}",) for name in (*BRANCHES[:3], "branches", "layer")},
+    **{f"read_by_{name}": (f"read_by_{name}",) for name in READERS},
     "query": ("attention", "attention_trace", "query"),
     "key": ("attention", "attention_trace", "key"),
     "value": ("attention", "attention_trace", "value"),

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from jaxformer import inspect
-from jaxformer.config import Embedding, LayerEmbedding, NoFeedForward
+from jaxformer.config import AltUp, Embedding, LayerEmbedding, NoFeedForward, OtherStreams
 from tests.small_models import BASE, jitted_forward, random_params
 
 CONFIG = replace(
@@ -38,6 +39,35 @@ def test_the_branch_is_its_equation():
         y = (gate / (1 + np.exp(-gate)) * e[..., i, :]) @ np.float64(layers["down"]["kernel"][i])
         expected = rms(y, np.float64(layers["norm"]["scale"][i]))
         np.testing.assert_allclose(trace.branches["layer_embedding"][i], expected, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_of_several_streams_the_first_is_read_and_the_others_get_the_branch():
+    """In float64, from what `inspect` records; ids beyond the table have its first row."""
+    option = replace(CONFIG.layer_embedding, vocab_size=20)
+    residual = AltUp(num_streams=3, layer_embedding=OtherStreams())
+    config = replace(CONFIG, residual=residual, layer_embedding=option, num_layers=1)
+    params = random_params(config)
+    values = inspect.run(config, params, TOKENS).values
+    names = ("stream", "read_by_layer_embedding", "layer_embedding")
+    state, read, branch = (np.float64(values[name][0]) for name in names)
+    layer = jax.tree.map(lambda x: np.float64(x[0]), params["decoder"]["layers"]["layer_0"])
+    first = layer["layer_embedding_residual"]["scale"] * state[..., 0, :]
+    np.testing.assert_allclose(read, first, atol=2e-5)
+    p = jax.tree.map(np.float64, params["layer_embedding"])
+    x0 = 3.0 * np.float64(params["embedding"]["tokens"]["embedding"])[TOKENS]
+    rows = p["tokens"]["embedding"][np.where(TOKENS < 20, TOKENS, 0)]
+    projected = rms(x0 @ p["projection"]["kernel"] / np.sqrt(14), p["norm"]["scale"])
+    own = layer["layer_embedding"]
+    gate = first @ own["gate"]["kernel"]
+    hidden = gate / (1 + np.exp(-gate)) * (projected + np.sqrt(5) * rows) / np.sqrt(2)
+    expected = rms(hidden @ own["down"]["kernel"], own["norm"]["scale"])
+    np.testing.assert_allclose(branch, expected, atol=2e-5)
+    silent = jax.tree.map(np.array, params)
+    silent["decoder"]["layers"]["layer_0"]["layer_embedding"]["norm"]["scale"][:] = 0
+    before = np.float64(inspect.run(config, silent, TOKENS).values["stream"][0])
+    added = np.stack([0 * branch, branch, branch], axis=-2)
+    np.testing.assert_allclose(state - before, added, atol=2e-5)
 
 
 def test_the_stream_is_the_sum_of_all_branches():
