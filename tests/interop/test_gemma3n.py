@@ -1,5 +1,7 @@
 """Gemma 3n: what its files say, what is refused, and keys that layers do not read."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import GLU, AltUp, Laurel, LayerEmbedding, OtherStreams, Rope
 from jaxformer.interop import load_pretrained
+from jaxformer.interop.save import choose_family
 from tests.interop.golden_files import read_golden, write_folder
 from tests.interop.numpy_folders import config_from_fields
 
@@ -60,3 +63,12 @@ def test_keys_of_layers_that_read_others_are_left_out(tmp_path):
     again, same = load_pretrained(folder)
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, same, params)
+
+
+def test_a_model_without_a_cap_is_not_written():
+    """Transformers' class needs a number, and reads a file without one as 30."""
+    config = config_from_fields("gemma3n_text", **FEW)
+    assert choose_family(config, {})[0].model_type == "gemma3n_text"
+    plain = replace(config, head=replace(config.head, softcap=None))
+    with pytest.raises(ValueError, match="head.softcap: 30.0 instead of None"):
+        choose_family(plain, {})

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.config_fields import OPTIONAL_NUMBER, Change, Field, Options, Unused, fixed
+from jaxformer.interop.config_fields import Change, Field, Options, Unused, fixed
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import gemma, gemma4
 from jaxformer.interop.families import llama_like as p
@@ -155,7 +155,7 @@ FAMILIES = (
             Field("laurel_rank", "residual.branches.rank", 64),
             *fixed(altup_active_idx=0, altup_correct_scale=True),
             Unused("altup_coef_clip"),  # of training
-            Field("final_logit_softcapping", "head.softcap", 30.0, OPTIONAL_NUMBER),
+            Field("final_logit_softcapping", "head.softcap", 30.0),
             Windows(512, rule=all_but_every(5), needs_size=True),
             RopeByLayerType(base=1e6, local_base=1e4, max_length=32_768),
             *(Networks(), Readers(), LayerEmbeddings()),
