@@ -440,12 +440,12 @@ def assert_cached_is_whole(config):
     np.testing.assert_array_equal(new[:, -1], jnp.argmax(whole[:, -1], axis=-1))
 
 
-def after_a_step(config, sizes):
+def after_a_step(config, sizes, params=None):
     """Loss, and parameters after a step by the whole gradient."""
     rule = OptimizerConfig(schedule=Constant(peak=1.0), optimizer=SGD(momentum=0.0), clip_norm=None)
     optimizer = make_optimizer(rule, 3, parameter_metadata(config))
     its = train_step_on(config, dict(sizes), optimizer, rows=ROWS, length=TEXT)
-    params = random_params(config)
+    params = random_params(config) if params is None else params
     state = step.TrainState(np.int32(0), {}, params, optimizer.init(params), init_skip_state())
     state = jax.tree.map(lambda x, to: jax.device_put(np.array(x), to.sharding), state, its.state)
     state, metrics = its.compiled(state, put_batch(texts(), its.mesh, ROWS))

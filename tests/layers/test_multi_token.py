@@ -163,7 +163,7 @@ def expected_speculation(config, params, prompt, new, num_drafts):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-@pytest.mark.slow(but=[1])
+@pytest.mark.slow(but=["1"])
 def test_its_drafts_are_those_of_the_whole_text_and_change_no_token(num_tokens):
     config = replace(MODEL, vocab_size=5)  # so that chance is often right
     params, prompts, new = random_params(config), [[3, 1, 4, 1], [2], [0, 2]], 14

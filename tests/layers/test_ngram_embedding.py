@@ -59,7 +59,7 @@ CONFIGS = {
         (None, FIRST, None),
         feed_forward=(c.MoE(expert=c.GLU(hidden_dim=8), num_experts=4, top_k=2),),
     ),
-    "with tokens": of((FIRST, None, None), layer_embedding=c.LayerEmbedding(dim=5)),
+    "with tokens": of((FIRST, None, None), layer_embedding=c.LayerEmbedding(dim=8)),
 }
 SELDOM = "around layers", "with the embedding", "parallel", "after the sum", "with tokens"
 by_config = pytest.mark.parametrize(
@@ -161,15 +161,27 @@ ON_MESHES = [
 ]
 
 
+def rounding_of_a_step(config, expected, draws=4):
+    """How far the parameters after a step go if all before go half of their last place.
+
+    The gate's root is steep near zero, so that it is from 1e-6 to 4e-3, by model.
+    """
+    rng, worst = np.random.default_rng(0), 0.0
+    noise = lambda p: np.float32(np.float64(p) * (1 + rng.choice([-6e-8, 6e-8], p.shape)))  # noqa: E731
+    for _ in range(draws):
+        _, moved = after_a_step(config, (("data", 1),), jax.tree.map(noise, random_params(config)))
+        distances = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), moved, expected)
+        worst = max(worst, *jax.tree.leaves(distances))
+    return worst
+
+
 @pytest.mark.parametrize("config, sizes", ON_MESHES)
 @pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(config, sizes):
     actual = after_a_step(config, tuple(sizes.items()))
     expected = after_a_step(config, (("data", 1),))
     np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
-    # The gate's root is steep near zero: parameters moved by half of their last place move the step
-    # of three streams by 1e-4.
-    bound = 5e-4 if config.residual else 2e-5
+    bound = 2e-5 + 2 * rounding_of_a_step(config, expected[1])
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=bound), actual[1], expected[1])
 
 
