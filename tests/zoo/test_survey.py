@@ -74,7 +74,8 @@ m2m-100-418m nllb-200-600m nllb-200-3.3b xglm-564m xglm-7.5b pegasus-large
 codegen-350m codegen-2b codegen-6b codegen-16b santacoder starcoder mpt-7b mpt-30b
 gemma-2b gemma-7b phi-1 phi-1.5 phi-2 starcoder2-3b starcoder2-7b starcoder2-15b exaone-3.0-7.8b
 apertus-8b apertus-70b
-gemma-3n-e2b gemma-3n-e4b gemma-4-31b gemma-4-26b-a4b qwen-3-next-80b-a3b qwen-3.5-9b qwen-3.5-27b qwen-3.5-35b-a3b
+gemma-3n-e2b gemma-3n-e4b gemma-4-31b gemma-4-26b-a4b
+qwen-3-next-80b-a3b qwen-3.5-9b qwen-3.5-27b qwen-3.5-35b-a3b
 """.split()
 NUMBERS = pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.number))
 
