@@ -88,6 +88,22 @@ class GroupInputs(NamedTuple):
     earlier_repeats: int | None = None
 
 
+class EveryLayer(NamedTuple):
+    """What the layers of a stack read besides x.
+
+    Attributes:
+        inputs: Inputs of each layer.
+        cache_updates: How the cache of each layer takes the new tokens.
+        stack_input: As in `LayerState`.
+        embeddings: Embeddings of each token for each layer, if there are any.
+    """
+
+    inputs: Sequence[LayerInputs]
+    cache_updates: Sequence[CacheUpdate | None]
+    stack_input: Float[Array, "*batch T D"] | None
+    embeddings: Float[Array, "layers *batch T E"] | None
+
+
 class Run(NamedTuple):
     """A run of a group of layers: all of its layers, or some of those outside the scan.
 
@@ -219,60 +235,53 @@ class Stack(nn.Module):
         ngrams = None
         if recent_tokens is not None:
             ngrams = NgramInputs(recent_tokens, tokens.mixer_inputs)
-        runs = list_runs(self.config.loop, segments)
-        inputs = {
-            i: LayerInputs(make_inputs(layers[i]), cross_inputs, encoder_output, ngrams)
-            for run in runs
-            for i in run.layers
-        }
-        kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
-        if any(x.attention.value_residual for x in layers):
-            kv["layer 0"] = None
-        x = sow_and_perturb(self, "stack_input", x)
+        read = cross_inputs, encoder_output, ngrams
+        inputs = [LayerInputs(make_inputs(layer), *read) for layer in layers]
+        x = embedded = sow_and_perturb(self, "stack_input", x)
         option, model_params = self.config.residual, dict[str, Array]()
-        if option is not None and option.model_parameters(x.shape[-1]):
-            arguments = option, self.runtime, x.shape[-1]
-            model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
-        embedded, kind = x, layers[0].attention
-        x = x if option is None else begin(option, model_params, x, kind)
+        if option is not None:
+            if option.model_parameters(x.shape[-1]):
+                arguments = option, self.runtime, x.shape[-1]
+                model_params = ResidualParameters(*arguments, of_model=True, name="residual")()
+            x = begin(option, model_params, x, layers[0].attention)
         norm: Any = None
         if self.config.final_norm:
             norm = Norm(self.config.last_norm or self.config.norm, self.runtime, name="final_norm")
+        stack_input = None if option is None else embedded
+        updates = [tokens.cache_updates.get(layer.window) for layer in layers]
+        every_layer = EveryLayer(inputs, updates, stack_input, layer_embeddings)
+        x, caches = self.run_layers(x, segments, every_layer, cache, norm)
+        x = x if option is None else end(option, model_params, x, embedded)
+        x = sow_and_perturb(self, "stack_output", x if norm is None else norm(x))
+        return x, cache and cache._replace(**caches, positions=tokens.cached_positions)
+
+    def run_layers(
+        self, x: Any, segments: c.Segments, every: EveryLayer, cache: Cache | None, norm: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run the layers, those of a loop in each pass; return x, and the caches of each group."""
+        runs, layers = list_runs(self.config.loop, segments), self.config.stacks[self.part]
         names = dict.fromkeys(run.group for run in runs)
         groups = {name: self.make_group(name, segments) for name in names}
         caches = {run.group: [NO_CACHE] * (run.first_cache + len(run.layers)) for run in runs}
         if cache is not None:
             caches = {name: list(getattr(cache, name)) for name in names}
+        kv: Any = {repr(x.window): None for x in layers if x.attention.cross_layer_kv}
+        if any(x.attention.value_residual for x in layers):
+            kv["layer 0"] = None
         loop_input = x
         for run in runs:
             if run.pass_number == 0:
                 loop_input = x
             elif run.pass_number is not None:
                 x = self.enter_loop(x, loop_input, norm)
-            updates = (tokens.cache_updates.get(layers[i].window) for i in run.layers)
-            group_inputs = GroupInputs(
-                tuple(inputs[i] for i in run.layers),
-                tuple(updates),
-                kv,
-                embedded if option else None,
-            )
             place = slice(run.first_cache, run.first_cache + len(run.layers))
             x, caches[run.group][place], new_kv = self.run_group(
-                groups[run.group],
-                run,
-                segments,
-                x,
-                group_inputs,
-                tuple(caches[run.group][place]),
-                layer_embeddings,
+                groups[run.group], run, segments, x, every, kv, tuple(caches[run.group][place])
             )
             kv |= new_kv
             if run.pass_number is not None:
                 self.sow(INTERMEDIATES, "pass_outputs", jax.tree.leaves(x)[0])
-        x = x if option is None else end(option, model_params, x, embedded)
-        x = sow_and_perturb(self, "stack_output", x if norm is None else norm(x))
-        new_caches: Any = {name: tuple(group) for name, group in caches.items()}
-        return x, cache and cache._replace(**new_caches, positions=tokens.cached_positions)
+        return x, {name: tuple(group) for name, group in caches.items()}
 
     def enter_loop(self, x: Any, loop_input: Any, norm: Callable[[Any], Any]) -> Any:
         """What the next pass through a loop reads, after the output of the last one."""
@@ -299,27 +308,29 @@ class Stack(nn.Module):
         run: Run,
         segments: c.Segments,
         x: Float[Array, "*batch T D"],
-        inputs: GroupInputs,
+        every: EveryLayer,
+        kv: dict[str, KVCache | None],
         caches: tuple[LayerCache, ...],
-        layer_embeddings: Float[Array, "layers *batch T E"] | None,
     ) -> tuple[Float[Array, "*batch T D"], tuple[LayerCache, ...], dict[str, KVCache | None]]:
         """Apply a group of layers; return x, their caches, and keys and values to hand on."""
-        index, options = None, dict[str, Any]()
-        if layer_embeddings is not None:
-            layer_embeddings = split_by_segment(layer_embeddings, segments)[run.group]
+        inputs = tuple(every.inputs[i] for i in run.layers)
+        updates = tuple(every.cache_updates[i] for i in run.layers)
+        index, options, earlier, embeddings = None, dict[str, Any](), None, None
+        if every.embeddings is not None:
+            embeddings = split_by_segment(every.embeddings, segments)[run.group]
         if run.group == "layers":
             index = jnp.arange(segments.repeats)
-            if run.pass_number:
-                inputs = inputs._replace(earlier_repeats=run.pass_number * segments.repeats)
+            earlier = run.pass_number * segments.repeats if run.pass_number else None
         elif len(run.layers) < len(group.layer_configs):
             options = dict(only=run.layers)
+        group_inputs = GroupInputs(inputs, updates, kv, every.stack_input, earlier)
         self_caches, cross_caches = zip(*caches, strict=True)
-        (x, self_caches), (new_cross_caches, kv) = group(
-            (x, self_caches), inputs, (index, cross_caches, layer_embeddings), **options
+        (x, self_caches), (new_cross_caches, new_kv) = group(
+            (x, self_caches), group_inputs, (index, cross_caches, embeddings), **options
         )
-        if inputs.layers[0].encoder_output is not None:
+        if inputs[0].encoder_output is not None:
             cross_caches = new_cross_caches
-        return x, tuple(map(LayerCache, self_caches, cross_caches)), kv
+        return x, tuple(map(LayerCache, self_caches, cross_caches)), new_kv
 
     @nn.nowrap
     def scan_over(self, repeats: int) -> Any:
