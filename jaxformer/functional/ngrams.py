@@ -139,7 +139,10 @@ def ngram_ids(
         >>> import jax.numpy as jnp
         >>> from jaxformer import functional as F
         >>> F.ngram_ids(jnp.array([[5, 6]]), (3, 9), (7, 11), start_token=0).tolist()
-        [[1, 11]]
+        [[1, 9]]
+        >>> hashed = (5 * 3) ^ (6 * 9)
+        >>> hashed % 7, 7 + hashed % 11
+        (1, 9)
 
     References:
         Cheng et al., Conditional Memory via Scalable Lookup: A New Axis of Sparsity for Large
