@@ -168,7 +168,7 @@ def stream(
     decode_inputs = prepare_inputs(options, params, request, key)
 
     def last_tokens(state: DecodeState) -> Int[np.ndarray, "*batch"]:
-        tokens = np.asarray(state.last_token)[: request.lengths.size]
+        tokens = np.ravel(state.last_token)[: request.lengths.size]
         return tokens.reshape(request.lengths.shape)
 
     def tokens() -> Generator[Int[np.ndarray, "*batch"], None, None]:

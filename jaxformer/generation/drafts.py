@@ -75,9 +75,10 @@ def check_draft(
     counts = F.length_mask(num_tokens, model.shape[-2])
     uniform_key, next_key = jax.random.split(key)
     of_token = partial(jnp.take_along_axis, indices=tokens[..., None], axis=-1)
+    draft = jnp.nan_to_num(draft)  # the draft of a model that overflowed is never right
     p, q = of_token(model[..., :-1, :])[..., 0], of_token(draft)[..., 0]
     accepts = jax.random.uniform(uniform_key, tokens.shape) * q < p
-    accepts &= counts[..., :-1]
+    accepts &= (q > 0) & counts[..., :-1]
     count = jnp.sum(jnp.cumprod(accepts, axis=-1), axis=-1)
     no_draft = jnp.zeros_like(model[..., :1, :])
     q_or_zero = jnp.concatenate([draft, no_draft], axis=-2)

@@ -171,6 +171,8 @@ def prepare_drafts(
     """Check the arguments of both models, and return them as the compiled loop takes them."""
     if isinstance(options.sampler, Beam):
         raise ValueError(f"Beam search takes no drafts; got {options.sampler}.")
+    if not isinstance(drafts, Drafts):
+        raise ValueError(f"drafts must be DraftModel(...) or MTP(...); got {drafts!r}.")
     options = with_lookahead(options, options.config, drafts)
     if isinstance(drafts, MTP):
         require(

@@ -121,9 +121,10 @@ def prefill(
 
     def read_next_chunk(carry: tuple[Array, Cache], start: Int[Array, ""]):
         logits_so_far, cache = carry
-        logits, cache, _ = read_chunk(cache, start)
+        outputs = read_chunk(cache, start)
+        logits = outputs.logits[..., 0, :]
         ends = jnp.broadcast_to((lengths > start)[..., None], logits.shape)
-        return (jnp.where(ends, logits[..., 0, :], logits_so_far), cache), None
+        return (jnp.where(ends, logits, logits_so_far), outputs.cache), None
 
     encoded = dict(source=source, source_segments=source_segments)
     first = read_chunk(cache, jnp.int32(0), cache_is_empty=True, **encoded)

@@ -87,6 +87,7 @@ class MultiTokenNames:
         parts: Name of each of its other modules, by path.
         copies: Tensors that repeat the model's embedding or head, and which; they are not written.
         count: Field of config.json with the number of such modules.
+        has_experts: Whether its layer has experts in any case.
     """
 
     prefix: str
@@ -94,6 +95,7 @@ class MultiTokenNames:
     parts: Mapping[str, str]
     copies: Mapping[str, str]
     count: str
+    has_experts: bool = False
 
     def tensor(self, module: str, num_layers: int) -> str:
         """Name of the weight of one of `parts`."""

@@ -203,8 +203,10 @@ def choose_family(
         refused.append(f"its attention is {_type_names(kinds)}{differs}, and {family_text}")
     for family in fitting:
         names = family.mapping.multi_token
-        if multi_token and names is None:
-            refused.append(f"{family.model_type} has no multi-token prediction")
+        is_moe = config.layers[-1].feed_forward.is_moe
+        if multi_token and (names is None or (names.has_experts and not is_moe)):
+            kind = "" if names is None else " with a dense layer"
+            refused.append(f"{family.model_type} has no multi-token prediction{kind}")
             continue
         try:
             values = family.write(spelled)

@@ -113,6 +113,9 @@ def test_streamed_tokens_are_those_of_generate():
     steps = [*stream(config, params, PROMPTS, drafts=draft, **options)]
     expected = [*stream(config, params, PROMPTS, **options)]
     np.testing.assert_array_equal(steps, expected)
+    flat = [*stream(config, params, PROMPTS[0], drafts=draft, **options)]
+    np.testing.assert_array_equal(flat, [*stream(config, params, PROMPTS[0], **options)])
+    assert np.shape(flat) == (9,)
 
 
 def test_checked_drafts_have_the_models_distribution():
@@ -133,6 +136,16 @@ def test_checked_drafts_have_the_models_distribution():
         assert (abs(frequency - p[place]) < 5 * spread).all()
     accepted = np.minimum(p[0], q[0]).sum()  # the probability that a token is accepted
     assert abs((length > 1).mean() - accepted) < 5 * np.sqrt(accepted * (1 - accepted) / count)
+
+
+def test_a_draft_that_is_not_finite_is_never_right():
+    """Else the next token would be drawn from NaN."""
+    p = np.full((50, 3, 4), 0.25, np.float32)
+    q = np.full((50, 2, 4), np.nan, np.float32)
+    tokens, counts = jnp.zeros((50, 2), jnp.int32), jnp.full(50, 2)
+    checked = drafts.check_draft(q, p, tokens, counts, jax.random.key(0))
+    assert set(np.asarray(checked.length)) == {1}
+    assert set(np.asarray(checked.tokens)[:, 0]) == {0, 1, 2, 3}
 
 
 def test_sampled_texts_are_as_frequent_as_the_model_says():
@@ -199,5 +212,7 @@ def test_what_cannot_be_drafted_is_refused():
             drafts=DraftModel(config=scaled, params=random_params(scaled)),
             max_new_tokens=2,
         )
+    with pytest.raises(ValueError, match=r"must be DraftModel\(...\) or MTP\(...\); got 'mtp'"):
+        speculate(config, params, PROMPTS, drafts="mtp", max_new_tokens=2)
     with pytest.raises(ValueError, match="num_tokens"):
         DraftModel(config=config, params=params, num_tokens=0)

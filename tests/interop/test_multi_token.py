@@ -73,6 +73,8 @@ def test_a_family_without_such_a_module_is_named(tmp_path):
     config = replace(zoo.get("llama-2-7b").tiny(), multi_token_prediction=True)
     with pytest.raises(ValueError, match="llama has no multi-token prediction"):
         save_pretrained(tmp_path / "x", config, random_params(config), family="llama")
+    with pytest.raises(ValueError, match="glm4_moe has no multi-token prediction with a dense"):
+        save_pretrained(tmp_path / "x", config, random_params(config), family="glm4_moe")
 
 
 @pytest.mark.parity

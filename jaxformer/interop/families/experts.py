@@ -85,6 +85,7 @@ DEEPSEEK_MULTI_TOKEN = MultiTokenNames(
         f"{p.LAYER_PREFIX}.shared_head.head.weight": HEAD_PATH,
     },
     count="num_nextn_predict_layers",
+    has_experts=True,
 )
 EXPERT_RULES = expert_rules(PREFIX)
 MIXTRAL_RULES = (
