@@ -64,8 +64,14 @@ def test_ring_buffers_keep_what_a_wrong_draft_would_overwrite():
     assert [x.shape[-1] for x in jax.eval_shape(make).positions] == [5 + 3, 64]
 
 
+SEEN = sorted(zoo.names())[::4]
+RARE = pytest.mark.exhaustive
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(zoo.names())[::4])
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=RARE if i % 5 else ()) for i, x in enumerate(SEEN)]
+)
 def test_every_family_writes_the_same(name):
     config = zoo.get(name).tiny()
     if not config.topology.has_decoder:
