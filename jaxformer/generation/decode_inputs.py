@@ -39,11 +39,11 @@ def prepare_inputs(
     params = unroll_to_decode(config, cast_parameters(config, params, options.dtype))
     request = pad_to_bucket(request, config.max_length)
     if options.mesh is not None:
-        params, request, key = _shard_inputs(options.mesh, config, params, request, key)
+        params, request, key = shard_inputs(options.mesh, config, params, request, key)
     return params, request, key
 
 
-def _shard_inputs(
+def shard_inputs(
     mesh: Mesh, config: TransformerConfig, params: Any, request: Request, key: PRNGKeyArray
 ) -> tuple[Any, Request, PRNGKeyArray]:
     """Shard parameters, request and key over the mesh, after checking that they divide."""

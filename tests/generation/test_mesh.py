@@ -12,7 +12,7 @@ import pytest
 import jaxformer
 from jaxformer import zoo
 from jaxformer.config import Differential, EncoderDecoder, Latent, SharedKV
-from jaxformer.generation import Beam, Greedy, Sample, decode, stream
+from jaxformer.generation import Beam, Greedy, Sample, decode, decode_inputs, stream
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
 from tests.small_models import LLAMA_VARIANTS, random_params
 
@@ -137,7 +137,7 @@ def test_no_device_needs_room_for_the_whole_model():
     prompts = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
     key = jax.random.key(0)
     lowered = decode.decode_tokens.lower(
-        plan, *decode._shard_inputs(mesh, config, params, prompts, key)
+        plan, *decode_inputs.shard_inputs(mesh, config, params, prompts, key)
     )
     memory = lowered.compile().memory_analysis()
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3
