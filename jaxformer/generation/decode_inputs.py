@@ -65,7 +65,7 @@ def check_logits_finite(finite: Bool[Array, ""]) -> None:
 
 
 def rows_of_request(
-    options: DecodeConfig, request: Request, tokens: Int[Array, "*rows P_plus_new"]
+    options: DecodeConfig, request: Request, tokens: Int[Array, "*rows padded"]
 ) -> Int[Array, "*batch P_plus_new"]:
     """The tokens of the rows that were asked for, at the width that they need."""
     *batch_shape, width = request.prompt.shape

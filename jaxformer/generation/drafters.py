@@ -58,7 +58,7 @@ class Turn(NamedTuple):
     key: PRNGKeyArray
 
     def choose(
-        self, logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"], place: Any
+        self, logits: Float[Array, "*batch draft_V"], seen: Bool[Array, "*batch V"], place: Any
     ) -> tuple[Int[Array, "*batch"], Float[Array, "*batch V"], Bool[Array, "*batch V"]]:
         """The next token of the draft, its probabilities, and the tokens seen with it."""
         size = self.decode.config.vocab_size

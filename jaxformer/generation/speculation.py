@@ -131,7 +131,7 @@ def decode_speculatively(
 
 
 def speculation_of(
-    options: DecodeConfig, request: Request, tokens: Int[Array, "*rows P_plus_new"], state: Any
+    options: DecodeConfig, request: Request, tokens: Int[Array, "*rows padded"], state: Any
 ) -> Speculation:
     """The result of a finished state."""
     counts = state.decode.num_generated - 1, state.num_drafted, state.num_accepted
