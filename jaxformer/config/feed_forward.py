@@ -89,8 +89,10 @@ class DenseFeedForward(FeedForward, protocol=True):
         """
         if self.sparsity is not None:
             name = self.input_projections[0]
-            kept = F.gaussian_top_k(projections[name], sparsity=self.sparsity, axis_name=axis_name)
-            projections = {**projections, name: kept}
+            sparse_gate = F.gaussian_top_k(
+                projections[name], sparsity=self.sparsity, axis_name=axis_name
+            )
+            projections = {**projections, name: sparse_gate}
         return self.activate(projections)
 
     def activate(self, projections: Mapping[str, Array]) -> Array:

@@ -51,8 +51,8 @@ def embed(
     if axis_name is None:
         return _gather_rows(table, tokens)
     rows_per_device, devices = table.shape[0], jax.lax.axis_size(axis_name)
-    asked = jax.lax.all_gather(tokens, axis_name) if own_tokens else tokens
-    local_ids = asked - rows_per_device * jax.lax.axis_index(axis_name)
+    looked_up = jax.lax.all_gather(tokens, axis_name) if own_tokens else tokens
+    local_ids = looked_up - rows_per_device * jax.lax.axis_index(axis_name)
     is_local = ((local_ids >= 0) & (local_ids < rows_per_device))[..., None]
     rows = jnp.where(is_local, _gather_rows(table, local_ids), 0)
     in_vocabulary = ((tokens >= 0) & (tokens < rows_per_device * devices))[..., None]

@@ -106,8 +106,8 @@ def _draft_next(
     before, segments = old.context.cache, is_input.astype(jnp.int32)
     logits, after, hidden = read_tokens(settings, params[0], tokens, before, segments)
     is_token = jax.nn.one_hot(tokens, logits.shape[-1], dtype=jnp.int8)
-    so_far = jax.lax.cummax(is_token, axis=is_token.ndim - 2) > 0
-    seen = old.seen_tokens[..., None, :] | so_far
+    seen_in_draft = jax.lax.cummax(is_token, axis=is_token.ndim - 2) > 0
+    seen = old.seen_tokens[..., None, :] | seen_in_draft
     p = token_probabilities(settings.sampler, mask_unused_ids(logits, request.vocab_size), seen)
     checked = check_draft(q, p, draft, num_drafted, key)
     checked = CheckedDraft(*(replicate(settings, x) for x in checked))

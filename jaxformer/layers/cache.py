@@ -66,8 +66,10 @@ class Cache(NamedTuple):
 
     def shorten(self, length: Int[Array, "*batch"]) -> "Cache":
         """The cache of the first `length` tokens of each row; a ring buffer has lost some keys."""
-        kept = (jnp.where(x < length[..., None], x, EMPTY_SLOT_POSITION) for x in self.positions)
-        return self._replace(positions=tuple(kept), length=length)
+        positions = (
+            jnp.where(x < length[..., None], x, EMPTY_SLOT_POSITION) for x in self.positions
+        )
+        return self._replace(positions=tuple(positions), length=length)
 
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:

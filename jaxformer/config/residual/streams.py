@@ -271,8 +271,8 @@ class OtherStreams(Residual):
 
     def write(self, state: Any, held: Array, y: Array, params: Params, place: Place) -> Array:
         """Add the branch to all streams but the first."""
-        others = jnp.broadcast_to(y[..., None, :], held[..., 1:, :].shape)
-        return jnp.concatenate([held[..., :1, :], held[..., 1:, :] + others], axis=-2)
+        output = jnp.broadcast_to(y[..., None, :], held[..., 1:, :].shape)
+        return jnp.concatenate([held[..., :1, :], held[..., 1:, :] + output], axis=-2)
 
 
 @dataclass(frozen=True, kw_only=True)
